@@ -21,7 +21,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A verifier is an idv.Provider that answers what the test says.
+// A verifier is an idv.Provider whose answers the test sets.
 type verifier struct {
 	mu     sync.Mutex
 	answer func(ctx context.Context) (*idv.Result, error)
@@ -78,7 +78,7 @@ var (
 	}}
 )
 
-// An idvLab is a lab with a verifier and a cache that is looked into.
+// An idvLab is a lab with a verifier, and with a cache that tests can inspect.
 type idvLab struct {
 	*lab
 	idv   *verifier
@@ -100,7 +100,7 @@ func (l *idvLab) enters() (cardvault.SessionID, *cardvault.Session) {
 	return id, l.completes(id, encrypts(l, s, entered, nil))
 }
 
-// holds counts the codes in the cache, and the sessions with a card.
+// holds checks how many codes the cache holds, and how many sessions hold a card.
 func (l *idvLab) holds(what string, codes, cards int) {
 	l.Helper()
 	const kindSession store.Kind = 6
@@ -115,7 +115,7 @@ func (l *idvLab) holds(what string, codes, cards int) {
 		return err
 	}))
 	if n := l.cache.left(l.lab); n != codes || found != cards {
-		l.Errorf("%s: %d codes and %d cards are kept, want %d and %d", what, n, found, codes, cards)
+		l.Errorf("%s: %d codes and %d cards are stored, want %d and %d", what, n, found, codes, cards)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestIdentification(t *testing.T) {
 		if want := "4242424242424242|737|||VISA|{12 2030}"; l.idv.cards[0] != want {
 			l.Errorf("the provider was asked about %q, want %q", l.idv.cards[0], want)
 		}
-		l.holds("passed at once", 1, 0) // that of the token
+		l.holds("passed at once", 1, 0) // the code of the token
 
 		l.idv.says(idv.Result{State: idv.NotNeeded}, nil)
 		_, done = l.enters()
@@ -155,7 +155,7 @@ func TestIdentification(t *testing.T) {
 		l.holds("failed", 2, 0)
 		l.tokens(2)
 
-		// Nobody is asked for those whom it is not for.
+		// The provider is not asked about bypassed sessions, imports and refreshes.
 		asked := len(l.idv.asked)
 		id, s := l.session(&cardvault.SessionOptions{BypassIdentification: true})
 		done = l.completes(id, encrypts(l, s, entered, nil))
@@ -169,13 +169,13 @@ func TestIdentification(t *testing.T) {
 		l.must(err)
 		l.completes(refresh.ID, encrypts(l, l.sees(refresh.ID), `{"security_code":"999"}`, nil))
 		if len(l.idv.asked) != asked {
-			l.Errorf("%d more were identified", len(l.idv.asked)-asked)
+			l.Errorf("%d more identifications", len(l.idv.asked)-asked)
 		}
 		l.idv.says(pendingIDV, nil)
 		id, s = l.session(nil)
 		for _, bad := range []string{`"4242424242424241"`, `"5555555555554444"`} {
 			if got := l.completes(id, encrypts(l, s, strings.Replace(entered, `"4242424242424242"`, bad, 1), nil)); got.ReasonCode == "" {
-				l.Errorf("a card that is none: %+v", got)
+				l.Errorf("a refused card: %+v", got)
 			}
 		}
 		if len(l.idv.asked) != asked {
@@ -185,7 +185,7 @@ func TestIdentification(t *testing.T) {
 	})
 }
 
-// TestIdentificationCourse: wait, challenge, wait, and what the provider says then.
+// TestIdentificationCourse: wait, challenge, wait, and the provider's final answer.
 func TestIdentificationCourse(t *testing.T) {
 	for _, end := range []idv.Result{passedIDV, failedIDV} {
 		identifying(t, cardvault.Options{SecurityCodeTTL: 2 * time.Minute}, func(l *idvLab) {
@@ -197,7 +197,7 @@ func TestIdentificationCourse(t *testing.T) {
 			l.holds("pending", 1, 1)
 			l.tokens(0)
 
-			// Until a second has passed it is as it was, and it takes no other card.
+			// For one second the state stays the same. The session accepts no other card.
 			l.idv.says(challengeIDV, nil)
 			for range 3 {
 				if got := l.sees(id); *got != *s {
@@ -234,10 +234,10 @@ func TestIdentificationCourse(t *testing.T) {
 				l.Errorf("asked %q, want Identify%s", l.idv.asked, want)
 			}
 			if *l.sees(id) != *s {
-				l.Error("the end changes")
+				l.Error("the final state changes")
 			}
 			if _, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, nil); !errors.Is(err, cardvault.ErrSessionCompleted) {
-				l.Errorf("completing a session that is over: %v", err)
+				l.Errorf("completing an ended session: %v", err)
 			}
 			if !passed {
 				l.tokens(0)
@@ -245,9 +245,9 @@ func TestIdentificationCourse(t *testing.T) {
 				return
 			}
 			l.holds("passed", 1, 0)
-			// The code is kept from when it was entered on, and no longer.
+			// The code expires as if it had been stored when it was entered.
 			if until := l.hasCode(s.TokenID, true); time.Until(until) > 50*time.Second {
-				l.Errorf("the code is kept for another %v", time.Until(until))
+				l.Errorf("the code is kept %v longer", time.Until(until))
 			}
 			l.drain()
 			l.is(s.TokenID, active, "")
@@ -260,8 +260,8 @@ func TestIdentificationCourse(t *testing.T) {
 	}
 }
 
-// TestIdentificationUnanswered: a provider that leaves open what came of a call is
-// asked again under the same key, and for a minute.
+// TestIdentificationUnanswered: a provider that leaves the outcome of a call open is asked
+// again under the same key, for up to a minute.
 func TestIdentificationUnanswered(t *testing.T) {
 	long := strings.Repeat("x", 256)
 	bad := func(change func(*idv.Result)) func(context.Context) (*idv.Result, error) {
@@ -336,7 +336,7 @@ func TestIdentificationUnanswered(t *testing.T) {
 				l.tokens(0)
 				vaulttest.AssertNoLeak(t, []string{"4242424242424242", "4242 4242", id.UUID().String(), "737"}, l.log.text())
 
-				// It can answer in time.
+				// The next answer may come in time.
 				_, s = l.enters()
 				if s.State != cardvault.SessionIdentifying {
 					t.Fatalf("again: %+v", s)
@@ -345,7 +345,7 @@ func TestIdentificationUnanswered(t *testing.T) {
 		})
 	}
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
-		// What was pending may take its time.
+		// A pending identification may take any time, even through an outage.
 		l.idv.says(challengeIDV, nil)
 		id, _ := l.enters()
 		l.idv.says(idv.Result{}, errors.New("503"))
@@ -361,7 +361,8 @@ func TestIdentificationUnanswered(t *testing.T) {
 	})
 }
 
-// TestIdentificationLapses: the card goes with its session, whatever becomes known.
+// TestIdentificationLapses: the card is erased with its session, whatever the provider
+// answers later.
 func TestIdentificationLapses(t *testing.T) {
 	identifying(t, cardvault.Options{SessionTTL: 5 * time.Minute}, func(l *idvLab) {
 		l.idv.says(challengeIDV, nil)
@@ -370,16 +371,16 @@ func TestIdentificationLapses(t *testing.T) {
 		l.idv.says(passedIDV, nil)
 		l.pass(5 * time.Minute)
 		if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
-			l.Errorf("over: %v", err)
+			l.Errorf("ended: %v", err)
 		}
 		l.drain()
-		l.holds("over", 0, 0)
+		l.holds("ended", 0, 0)
 		l.tokens(0)
 	})
 }
 
-// TestIdentificationRace: a provider is asked once at a time, and one of the cards
-// becomes one token.
+// TestIdentificationRace: a provider is never called twice at the same time, and one of the
+// cards becomes the only token.
 func TestIdentificationRace(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		var now, most int
@@ -392,7 +393,7 @@ func TestIdentificationRace(t *testing.T) {
 				answer = passedIDV
 			}
 			l.idv.mu.Unlock()
-			<-time.After(2 * time.Second) // longer than the pace
+			<-time.After(2 * time.Second) // longer than the polling interval
 			l.idv.mu.Lock()
 			now--
 			l.idv.mu.Unlock()
@@ -431,8 +432,8 @@ func TestIdentificationRace(t *testing.T) {
 	})
 }
 
-// TestIdentificationFaults: whatever fails in between, and whoever leaves, there is
-// one identification and one token.
+// TestIdentificationFaults: whatever fails in between, and even if the caller leaves, there
+// is one identification and one token.
 func TestIdentificationFaults(t *testing.T) {
 	for at := range 6 {
 		for _, done := range []bool{false, true} {
@@ -469,14 +470,14 @@ func TestIdentificationFaults(t *testing.T) {
 				}
 				l.tokens(1)
 				want := 1
-				if done && (at == 0 || at == 5) { // of a card that may have been stored the code is erased
+				if done && (at == 0 || at == 5) { // the code of a card that may have been stored is erased
 					want = 0
 				}
 				l.holds(fmt.Sprintf("a fault at write %d, done %v", at, done), want, 0)
 			})
 		}
 	}
-	// Whoever leaves does not end what was begun.
+	// An identification continues even if its caller leaves.
 	identifying(t, cardvault.Options{IDVTimeout: 5 * time.Second}, func(l *idvLab) {
 		for _, late := range []bool{false, true} {
 			l.idv.asked = nil
@@ -506,8 +507,8 @@ func TestIdentificationFaults(t *testing.T) {
 	})
 }
 
-// TestIdentificationEnds: a session that is over while the provider is asked makes no
-// token, and a code that was entered late in a session is kept as long as any.
+// TestIdentificationEnds: a session that ends while the provider is asked makes no token. A
+// code entered late in a session is kept for its full time.
 func TestIdentificationEnds(t *testing.T) {
 	identifying(t, cardvault.Options{SessionTTL: time.Minute}, func(l *idvLab) {
 		l.idv.hook(func(context.Context) (*idv.Result, error) {
@@ -522,7 +523,7 @@ func TestIdentificationEnds(t *testing.T) {
 			l.Errorf("an answer after the session: %v", err)
 		}
 		l.tokens(0)
-		l.holds("over", 0, 1)
+		l.holds("ended", 0, 1)
 		l.drain()
 		l.holds("swept", 0, 0)
 
@@ -536,7 +537,7 @@ func TestIdentificationEnds(t *testing.T) {
 	})
 }
 
-// TestIdentificationSchemes: what a BIN provider says of a scheme is judged once.
+// TestIdentificationSchemes: the scheme that a BIN provider reports is checked only once.
 func TestIdentificationSchemes(t *testing.T) {
 	bins := new(fickle)
 	identifying(t, cardvault.Options{BIN: bins, Schemes: []card.Scheme{card.VISA}}, func(l *idvLab) {
@@ -553,7 +554,7 @@ func TestIdentificationSchemes(t *testing.T) {
 	})
 }
 
-// A fickle network.BINProvider changes its mind.
+// A fickle network.BINProvider changes its answer.
 type fickle struct{ scheme card.Scheme }
 
 func (f *fickle) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, error) {
@@ -561,7 +562,7 @@ func (f *fickle) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, 
 	return &network.BIN{Scheme: &scheme}, nil
 }
 
-// TestTokenizeIdentifies: a program that enters cards itself has them identified too.
+// TestTokenizeIdentifies: cards that a program enters itself are identified too.
 func TestTokenizeIdentifies(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		tokenize := func() (cardvault.SessionID, *cardvault.Token, error) {
@@ -593,12 +594,13 @@ func TestTokenizeIdentifies(t *testing.T) {
 	})
 }
 
-// TestContact: what is entered besides the card reaches provider and network, and is
-// kept no longer.
+// TestContact: contact data entered with the card reaches provider and network, and is not
+// kept afterwards.
 func TestContact(t *testing.T) {
 	const contact = `{"billing_address_city":"Zürich & <Co>","billing_address_line_1":"Quix 7\"","email":"zoe@example.com"}`
 	claims := strings.Replace(entered, "{", `{"phone":"1","billing_address_none":null,"billing_address_empty":" ",`+contact[1:len(contact)-1]+",", 1)
-	// The record of the network token is found before it has one: later it is due no more.
+	// The record is found by its due time, before the network token exists. Later it is no
+	// longer due.
 	row := func(l *idvLab) (row uuid.UUID) {
 		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
 			rows, err := tx.Due(kindNetworkToken, store.AllShards, time.Now().AddDate(1, 0, 0), 100)
@@ -615,7 +617,7 @@ func TestContact(t *testing.T) {
 		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
 			r, err := tx.Get(kindNetworkToken, row)
 			if err == nil && (len(r.Secret) > 0) != want {
-				l.Errorf("%s: contact is there: %v", what, !want)
+				l.Errorf("%s: contact data is stored: %v", what, !want)
 			}
 			return err
 		}))
@@ -681,7 +683,7 @@ func TestContact(t *testing.T) {
 	})
 }
 
-// TestIdentificationRows: what is sealed in a session is bound to it.
+// TestIdentificationRows: sealed data of a session is bound to that session.
 func TestIdentificationRows(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		const kindSession store.Kind = 6
@@ -699,7 +701,7 @@ func TestIdentificationRows(t *testing.T) {
 					return err
 				}
 				if bytes.Contains(other.Secret, []byte("4242")) {
-					l.Error("a card lies in the clear")
+					l.Error("a card is stored in clear text")
 				}
 				r.Version++
 				r.Secret = other.Secret
@@ -712,7 +714,7 @@ func TestIdentificationRows(t *testing.T) {
 		synctest.Wait()
 		for _, id := range []cardvault.SessionID{first, second} {
 			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrDamaged) {
-				l.Errorf("a card of another session: %v", err)
+				l.Errorf("with the card of another session: %v", err)
 			}
 		}
 		l.tokens(0)
@@ -721,11 +723,11 @@ func TestIdentificationRows(t *testing.T) {
 
 func TestIDVOptions(t *testing.T) {
 	if _, err := newVault(t, &cardvault.Options{IDV: sandboxVerifier{new(verifier)}}); !errors.Is(err, cardvault.ErrWrongMode) {
-		t.Errorf("a live vault with a provider of a sandbox: %v", err)
+		t.Errorf("a live vault with a provider for sandboxes: %v", err)
 	}
 	for _, d := range []time.Duration{-1, time.Millisecond, time.Minute} {
 		if _, err := newVault(t, &cardvault.Options{IDVTimeout: d}); err == nil {
-			t.Errorf("a timeout of %v is taken", d)
+			t.Errorf("a timeout of %v is accepted", d)
 		}
 	}
 }
@@ -734,8 +736,8 @@ type sandboxVerifier struct{ *verifier }
 
 func (sandboxVerifier) Info() idv.Info { return idv.Info{Name: "sandbox", SandboxOnly: true} }
 
-// TestChallengeOnLoopback: a page without TLS is shown in a sandbox alone, and there
-// only if it is on this machine.
+// TestChallengeOnLoopback: a page without TLS is shown only in a sandbox, and only if it is
+// on the same machine.
 func TestChallengeOnLoopback(t *testing.T) {
 	for _, mode := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {
 		for url, local := range map[string]bool{

@@ -18,7 +18,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Generators of values as a vault makes them.
+// These generate values as a vault makes them.
 var (
 	someText = rapid.StringN(0, 40, 255)
 	someID   = rapid.Custom(func(t *rapid.T) uuid.UUID {
@@ -61,7 +61,7 @@ var (
 	})
 )
 
-// TestJSONReadsAsWritten: what a value marshals as unmarshals as the value.
+// TestJSONReadsAsWritten: a value that is marshaled and unmarshaled stays the same.
 func TestJSONReadsAsWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tok := someToken.Draw(t, "token")
@@ -83,7 +83,7 @@ func TestJSONReadsAsWritten(t *testing.T) {
 	})
 }
 
-// again checks that a value comes back from its JSON.
+// again checks that a value survives a round trip through JSON.
 func again[T any](t *rapid.T, value *T) {
 	if value == nil {
 		return
@@ -101,7 +101,8 @@ func again[T any](t *rapid.T, value *T) {
 	}
 }
 
-// revealed returns the exported fields of a value by their names, with the text of names.
+// revealed returns the exported fields of a value by name. It includes the text of
+// cardholder names.
 func revealed(v reflect.Value) any {
 	switch x := v.Interface().(type) {
 	case card.Name:
@@ -135,7 +136,7 @@ func revealed(v reflect.Value) any {
 	return v.Interface()
 }
 
-// TestJSONErrors: what is wrong is named and not shown.
+// TestJSONErrors: the error names the bad member and does not show its value.
 func TestJSONErrors(t *testing.T) {
 	for _, test := range []struct {
 		to         any
@@ -162,7 +163,8 @@ func TestJSONErrors(t *testing.T) {
 	}
 }
 
-// TestLogHasNoName: a log in JSON of values that marshal with a name has none.
+// TestLogHasNoName: values whose JSON contains a cardholder name are logged as JSON without
+// it.
 func TestLogHasNoName(t *testing.T) {
 	tok := cardvault.Token{ID: uuid.New(), MaskedAccountNumber: "424242******4242", CardholderName: card.NewName([]byte(secretName))}
 	e := cardvault.Event{ID: uuid.New(), Type: receive.TokenCreated, TokenID: tok.ID, Token: &tok}

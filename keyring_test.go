@@ -28,8 +28,8 @@ import (
 
 const goldenPassphrase = "correct horse battery staple"
 
-// goldenKey is the key in every file of testdata/keyfile. The files were written
-// by another program, from the comment on the format.
+// goldenKey returns the key in every file of testdata/keyfile. Another program wrote those
+// files, following the comment on the format.
 func goldenKey() []byte {
 	key := make([]byte, cardvault.KeySize)
 	for i := range key {
@@ -75,7 +75,7 @@ func mustKeyBytes(t *testing.T, key []byte) *cardvault.Keyring {
 	return keys
 }
 
-// openIn opens or makes the vault in s, and closes it.
+// openIn opens or creates the vault in s, and closes it.
 func openIn(ctx context.Context, s store.Store, keys *cardvault.Keyring) error {
 	v, err := cardvault.New(ctx, s, keys, nil)
 	if err != nil {
@@ -84,7 +84,7 @@ func openIn(ctx context.Context, s store.Store, keys *cardvault.Keyring) error {
 	return v.Close()
 }
 
-// sameKey reports whether b opens what a has made.
+// sameKey reports whether b opens a vault made with a.
 func sameKey(t *testing.T, a, b *cardvault.Keyring) bool {
 	t.Helper()
 	s := memstore.New()
@@ -98,7 +98,7 @@ func sameKey(t *testing.T, a, b *cardvault.Keyring) bool {
 	return err == nil
 }
 
-// refusesKeyFile checks that KeyFile returns an error that tells no secret.
+// refusesKeyFile checks that KeyFile returns an error that reveals no secret.
 func refusesKeyFile(t *testing.T, path, passphrase string) error {
 	t.Helper()
 	keys, err := cardvault.KeyFile(path, []byte(passphrase))
@@ -106,18 +106,18 @@ func refusesKeyFile(t *testing.T, path, passphrase string) error {
 		t.Errorf("%v, want ErrKeyFile", err)
 		return err
 	}
-	// The path is the caller's and may be told.
+	// The error may contain the path, which the caller chose.
 	said := strings.ReplaceAll(fmt.Sprintf("%v %+v", err, err), path, "")
 	for _, part := range keyFileSecrets() {
 		if strings.Contains(said, part) {
-			t.Errorf("the error tells a secret")
+			t.Errorf("the error reveals a secret")
 		}
 	}
 	return err
 }
 
-// keyFileSecrets returns what no error may tell: any eight characters in a row
-// of the passphrase, of the golden key and of its sealed forms.
+// keyFileSecrets returns the parts that no error may contain: any eight consecutive
+// characters of the passphrase, of the golden key and of its sealed forms.
 var keyFileSecrets = sync.OnceValue(func() (parts []string) {
 	secrets := []string{goldenPassphrase, hex.EncodeToString(goldenKey()), string(goldenKey())}
 	for _, name := range []string{"plain.key", "sealed.key", "sealed-fast.key"} {
@@ -160,7 +160,7 @@ func TestKeyFileIsMade(t *testing.T) {
 			`kdf: argon2id time=3 memory=65536 threads=4 salt=[A-Za-z0-9+/]{22}==\nkey: [A-Za-z0-9+/]{80}\n$`),
 	}
 	for passphrase, form := range form {
-		dir := filepath.Join(t.TempDir(), "keys") // made too
+		dir := filepath.Join(t.TempDir(), "keys") // created as well
 		path := filepath.Join(dir, "vault.key")
 		made := mustKeyFile(t, path, passphrase)
 		text, err := os.ReadFile(path)
@@ -187,7 +187,7 @@ func TestKeyFileIsMade(t *testing.T) {
 	}
 }
 
-// The umask belongs to the process, so each has its own.
+// The umask belongs to the process, so each umask is tested in its own process.
 func TestKeyFileModeWhateverUmask(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no umask")
@@ -362,7 +362,7 @@ func TestKeyFileRefusesBitFlips(t *testing.T) {
 	}
 }
 
-// A changed file must not make the machine run out of memory or time: such
+// TestKeyFileRefusesHugeParameters: a changed file must not exhaust memory or time. Such
 // parameters are refused before Argon2id sees them.
 func TestKeyFileRefusesHugeParameters(t *testing.T) {
 	sealed := goldenFile(t, "sealed-fast.key")
@@ -382,7 +382,7 @@ func TestKeyFileRefusesHugeParameters(t *testing.T) {
 		err := refusesKeyFile(t, path, goldenPassphrase)
 		runtime.ReadMemStats(&after)
 		if errors.Is(err, cardvault.ErrWrongKey) {
-			t.Errorf("%s: a key was made with it", kdf)
+			t.Errorf("%s: a key was derived", kdf)
 		}
 		if n := after.TotalAlloc - before.TotalAlloc; n > 8<<20 {
 			t.Errorf("%s: %d bytes were used", kdf, n)
@@ -419,7 +419,8 @@ func TestKeyFileRacingCreators(t *testing.T) {
 	}
 }
 
-// A file that is made is worth its passphrase; one that is there opens with what it has.
+// TestKeyFilePassphraseTooShort: a new file needs a long passphrase, and an existing file
+// opens with its own.
 func TestKeyFilePassphraseTooShort(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "vault.key")
 	for _, short := range []string{"x", "elevenchars", "\xc3\xa4\xc3\xb6\xc3\xbc"} {
@@ -448,7 +449,7 @@ func TestKeyFileWhereNoneCanBe(t *testing.T) {
 		}
 		if f, err := os.CreateTemp(dir, ""); err == nil {
 			f.Close()
-			dir = "/proc/self" // where not even root makes files
+			dir = "/proc/self" // even root cannot create files there
 			if _, err := os.Stat(dir); err != nil {
 				t.Skip("everything can be written here")
 			}
@@ -534,14 +535,14 @@ func TestOpenRefusesKeyInVaultFolder(t *testing.T) {
 	}
 }
 
-// A fakeKMS is a KeyWrapper like those that users write.
+// A fakeKMS is a KeyWrapper of the kind that users write.
 type fakeKMS struct {
 	id     string
 	aead   cipher.AEAD
 	down   error // returned by both calls, if not nil
 	wraps  int
 	opens  int
-	stored []byte // last plaintext
+	stored []byte // the last plaintext
 }
 
 func newFakeKMS(t *testing.T, id string) *fakeKMS {
@@ -615,11 +616,11 @@ func TestKeyWrapper(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kms.wraps != wraps+1 {
-		t.Errorf("%d calls of Wrap for a rotation", kms.wraps-wraps)
+		t.Errorf("a rotation calls Wrap %d times", kms.wraps-wraps)
 	}
 	kms.down = errors.New("connection refused")
 	if _, err := v.RotateKeys(ctx, nil); !errors.Is(err, cardvault.ErrUnavailable) || !errors.Is(err, kms.down) {
-		t.Errorf("provider is down: %v", err)
+		t.Errorf("rotation while the provider is down: %v", err)
 	}
 	if _, err := v.Import(ctx, given, nil); err != nil {
 		t.Errorf("import while the provider is down: %v", err)
@@ -629,12 +630,12 @@ func TestKeyWrapper(t *testing.T) {
 	}
 	kms.down = nil
 	if err := openIn(ctx, s, cardvault.WrappedBy(kms)); err != nil {
-		t.Errorf("after a rotation that failed: %v", err)
+		t.Errorf("after a failed rotation: %v", err)
 	}
 }
 
-// Keys never grow beyond what a KeyWrapper must take: rotations end before, with room to write
-// a lost keyring anew.
+// TestMostRotations: keys never grow beyond the size that a KeyWrapper must accept.
+// Rotations end earlier, with room left to rewrite a lost keyring.
 func TestMostRotations(t *testing.T) {
 	ctx, s, kms := t.Context(), memstore.New(), newFakeKMS(t, "arn:key/1")
 	v, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
@@ -676,10 +677,10 @@ func TestKeyWrapperErrors(t *testing.T) {
 	}
 	kms.down = nil
 	if err := openIn(t.Context(), s, cardvault.WrappedBy(kms)); err != nil {
-		t.Fatalf("the attempt left something: %v", err)
+		t.Fatalf("the failed attempt left data: %v", err)
 	}
 
-	another := newFakeKMS(t, "arn:key/1") // the same name, another key
+	another := newFakeKMS(t, "arn:key/1") // another key with the same name
 	renamed := newFakeKMS(t, "arn:key/2")
 	unreachable := &fakeKMS{id: "arn:key/1", down: down}
 	late := &fakeKMS{id: "arn:key/1", down: fmt.Errorf("request: %w", context.DeadlineExceeded)}
@@ -722,7 +723,7 @@ func TestLocalKeyUnwrapsOnlyItsOwn(t *testing.T) {
 	for _, key := range [][]byte{goldenKey(), other} {
 		if said := err.Error(); strings.Contains(said, hex.EncodeToString(key[:4])) ||
 			strings.Contains(said, base64.StdEncoding.EncodeToString(key)[:8]) {
-			t.Error("the error tells a key")
+			t.Error("the error reveals a key")
 		}
 	}
 }

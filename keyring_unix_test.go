@@ -13,7 +13,8 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// TestKeyFileOfOthers: a file is refused that somebody else could have written, or replace.
+// TestKeyFileOfOthers: a file that another user could have written, or could replace, is
+// refused.
 func TestKeyFileOfOthers(t *testing.T) {
 	chown := func(path string, uid int) error {
 		if os.Geteuid() != 0 {
@@ -62,7 +63,8 @@ func TestKeyFileOfOthers(t *testing.T) {
 	}
 }
 
-// TestKeyFileIsMadeAmongOthers: none is made where others could replace it.
+// TestKeyFileIsMadeAmongOthers: no key file is made in a folder where other users could
+// replace it.
 func TestKeyFileIsMadeAmongOthers(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil {
@@ -74,8 +76,8 @@ func TestKeyFileIsMadeAmongOthers(t *testing.T) {
 	}
 }
 
-// TestKeyFileCrashOfMany: whoever reads a file of which a crash has left two names, and
-// however many do, gets the key.
+// TestKeyFileCrashOfMany: a crash left two names for a key file. All processes that read it
+// at the same time get the same key.
 func TestKeyFileCrashOfMany(t *testing.T) {
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "vault.key")

@@ -24,8 +24,8 @@ import (
 
 const kindMeta store.Kind = 1
 
-// An edited store keeps the records of kindMeta apart, where a test can make of them what
-// a store would not take: such as another version.
+// An edited store keeps the records of kindMeta apart. A test can change them in ways that a
+// store would refuse, such as setting another version.
 type edited struct {
 	store.Store
 	mu   sync.Mutex
@@ -180,8 +180,8 @@ func (tx *editedWrites) Put(r *store.Record) {
 	}
 }
 
-// rotated returns a store with a vault that was rotated twice, the records of the keyring
-// after each rotation, the one of the vault, its key, and a token.
+// rotated returns a store with a vault that was rotated twice, and the keyring records after
+// each rotation. It also returns the vault's key and a token.
 func rotated(t *testing.T) (s *memstore.Store, keyrings []*store.Record, kms *fakeKMS, token uuid.UUID) {
 	t.Helper()
 	s, kms = memstore.New(), newFakeKMS(t, "arn:key/1")
@@ -216,8 +216,8 @@ func keyringOf(t *testing.T, s store.Store) (r *store.Record) {
 	return r
 }
 
-// TestKeyringMutated: whatever somebody makes of the records of keyring and counts, a vault
-// opens as it was or says what is wrong, after few calls of the key provider.
+// TestKeyringMutated: however the records of keyring and counts are edited, a vault either
+// opens unchanged or reports the damage. It makes only a few calls of the key provider.
 func TestKeyringMutated(t *testing.T) {
 	s, keyrings, kms, token := rotated(t)
 	n := 2000
@@ -238,7 +238,7 @@ func TestKeyringMutated(t *testing.T) {
 			calls := kms.wraps + kms.opens
 			defer func() {
 				if ctx.Err() != nil {
-					t.Errorf("seed %d: %sit hangs", seed, what)
+					t.Errorf("seed %d: %sNew hangs", seed, what)
 				}
 				if calls = kms.wraps + kms.opens - calls; calls > 10 {
 					t.Errorf("seed %d: %s%d calls of the key provider", seed, what, calls)
@@ -254,10 +254,10 @@ func TestKeyringMutated(t *testing.T) {
 			}
 			opened++
 			defer v.Close()
-			// With the count of the last term gone, too, its keyring is not missed before
-			// something sealed in it is read.
+			// If the count of the last term is gone too, its keyring is not missed until
+			// something sealed under it is read.
 			if _, err := v.Get(ctx, token); err != nil && !errors.Is(err, cardvault.ErrDamaged) {
-				t.Errorf("seed %d: %sit opens, and the token is lost: %v", seed, what, err)
+				t.Errorf("seed %d: %sthe vault opens, and the token is lost: %v", seed, what, err)
 			}
 			if _, err := v.Import(ctx, visa, nil); err != nil && !errors.Is(err, cardvault.ErrDamaged) {
 				t.Errorf("seed %d: %simporting: %v", seed, what, err)
@@ -273,7 +273,7 @@ func TestKeyringMutated(t *testing.T) {
 	t.Logf("%d mutations: %d opened, %d refused", n, opened, refused)
 }
 
-// mutate changes the rows of e and says how.
+// mutate edits the rows of e, and returns a description.
 func mutate(r *rand.Rand, e *edited, keyrings []*store.Record) string {
 	if len(e.rows) == 0 {
 		return "nothing left"
@@ -344,8 +344,8 @@ func mutate(r *rand.Rand, e *edited, keyrings []*store.Record) string {
 	}
 }
 
-// TestKeyringRollback: a keyring of before a rotation does not make the vault seal under
-// the key that was rotated away.
+// TestKeyringRollback: a keyring from before a rotation does not make the vault seal under a
+// rotated key.
 func TestKeyringRollback(t *testing.T) {
 	s, keyrings, kms, token := rotated(t)
 	v, err := cardvault.New(t.Context(), s, cardvault.WrappedBy(kms), nil)
@@ -365,7 +365,7 @@ func TestKeyringRollback(t *testing.T) {
 		}
 	}
 
-	// A vault that is open meets it when it rotates, and puts it right.
+	// An open vault notices it on rotation, and repairs it.
 	for _, put := range map[string]func(tx store.Tx){
 		"former": func(tx store.Tx) {
 			r := *keyrings[0]
@@ -394,7 +394,7 @@ func TestKeyringRollback(t *testing.T) {
 	}
 }
 
-// TestKeyringGone: over the data of a vault there is never another one.
+// TestKeyringGone: no new vault is made over the data of an existing one.
 func TestKeyringGone(t *testing.T) {
 	dir, keys, ids := filled(t, 1)
 	path := filepath.Join(dir, "cardvault.db")
@@ -419,8 +419,8 @@ func TestKeyringGone(t *testing.T) {
 	}
 }
 
-// TestCountLost: without the count of its seals a vault reads, and says what to do; a
-// rotation begins another count.
+// TestCountLost: without the count of its seals a vault can read, and its errors say what to
+// do. A rotation starts a new count.
 func TestCountLost(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s, keys := memstore.New(), newKey(t)
@@ -440,7 +440,7 @@ func TestCountLost(t *testing.T) {
 		if _, err := v.RotateKeys(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(time.Second) // what has failed is not tried again sooner
+		<-time.After(time.Second) // a failed attempt is not repeated sooner
 		imported(t, v)
 	})
 }
@@ -455,8 +455,8 @@ func vaultWith(t *testing.T, s store.Store, keys *cardvault.Keyring) *cardvault.
 	return v
 }
 
-// TestVaultMadeTwiceAtOnce: of several that find a store empty one makes the vault, and all
-// open it.
+// TestVaultMadeTwiceAtOnce: when several processes find a store empty, one makes the vault
+// and all open it.
 func TestVaultMadeTwiceAtOnce(t *testing.T) {
 	for range 20 {
 		s, keys := memstore.New(), newKey(t)
@@ -485,8 +485,8 @@ func TestVaultMadeTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestKeyringOfAnotherVault: under the same key-encryption key, too, a vault does not open
-// with the keyring of another one, under which it would seal from then on.
+// TestKeyringOfAnotherVault: a vault does not open with the keyring of another vault, even
+// under the same key-encryption key. It would seal under that keyring.
 func TestKeyringOfAnotherVault(t *testing.T) {
 	kms := newFakeKMS(t, "arn:key/1")
 	made := func() store.Store {
@@ -501,12 +501,12 @@ func TestKeyringOfAnotherVault(t *testing.T) {
 	}
 	e.rows = other.rows
 	if _, err := cardvault.New(t.Context(), e, cardvault.WrappedBy(kms), nil); !errors.Is(err, cardvault.ErrDamaged) {
-		t.Errorf("and its count: %v", err)
+		t.Errorf("with the keyring and count of another vault: %v", err)
 	}
 }
 
-// TestKeyringNeverUnwrapped: a keyring that claims to be a later one, and cannot be
-// unwrapped, does not make each read call the key provider.
+// TestKeyringNeverUnwrapped: a forged later keyring that cannot be unwrapped does not make
+// every read call the key provider.
 func TestKeyringNeverUnwrapped(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s, keyrings, kms, token := rotated(t)
@@ -530,12 +530,12 @@ func TestKeyringNeverUnwrapped(t *testing.T) {
 		e.rows[e.at(kindMeta, keyringID)] = keyrings[2]
 		<-time.After(time.Second)
 		if _, err := v.Get(t.Context(), token); err != nil {
-			t.Errorf("after a second, with the keyring put back: %v", err)
+			t.Errorf("after a second, with the keyring restored: %v", err)
 		}
 	})
 }
 
-// A restless store has a keyring of another version whenever it was read, once it is on.
+// A restless store, once it is on, changes the version of the keyring after every read.
 type restless struct {
 	*edited
 	on bool
@@ -553,8 +553,8 @@ func (s *restless) View(ctx context.Context, fn func(store.ReadTx) error) error 
 	return err
 }
 
-// TestKeyringRestless: whoever writes the keyring again and again does not keep a rotation
-// going, nor have the key provider called.
+// TestKeyringRestless: repeated writes to the keyring do not keep a rotation going, and do
+// not cause calls of the key provider.
 func TestKeyringRestless(t *testing.T) {
 	s, _, kms, _ := rotated(t)
 	e := &restless{edited: editedCopy(t, s)}

@@ -20,35 +20,35 @@ import (
 	"github.com/google/uuid"
 )
 
-// The tests of the life cycle of network tokens run in bubbles of synctest, on a
-// scripted network and a store that can fail.
+// The tests of the life cycle of network tokens run in bubbles of synctest, on a scripted
+// network and a store that can fail.
 
-// A scripted is a network that does as it is told and remembers what it was
-// asked. Its zero value makes every card active.
+// A scripted network does as the test says, and records its calls. Its zero value makes
+// every card active.
 type scripted struct {
 	mu      sync.Mutex
-	shared  bool // cards of one number share a network token
+	shared  bool // cards with one number share a network token
 	tokens  map[string]*network.Token
 	keys    map[string]string // ids by idempotency key
 	cards   map[string]string // ids by number, if shared
 	calls   []call
-	codes   []string     // security codes that came with provisionings
-	contact func(string) // is told of those that came, if set
+	codes   []string     // security codes received with provisionings
+	contact func(string) // called with contact data received, if set
 	made    int
 
-	// What new network tokens are like. The zero State is active.
+	// The template for new network tokens. The zero State is active.
 	like network.Token
 
 	ineligible func(card.Scheme) error
 
-	// before is asked before a call does anything, after when it has: their
-	// error is the answer. They may be nil, and may block.
+	// The hooks before and after run before a call has an effect and after it. Their errors
+	// are the answer. They may be nil, and may block.
 	before, after func(ctx context.Context, c call) error
 
 	images map[string][]byte // card art, image/png
 }
 
-// A call is one that a network was asked for.
+// A call is one call of a network.
 type call struct {
 	method, key, id string
 	scheme          card.Scheme
@@ -159,7 +159,7 @@ func (n *scripted) Lookup(ctx context.Context, ref network.Ref) (got *network.To
 }
 
 func (n *scripted) Cryptogram(context.Context, *network.CryptogramRequest) (*network.Cryptogram, error) {
-	return nil, errors.New("no test of this file asks for one")
+	return nil, errors.New("not supported by this network")
 }
 
 func (n *scripted) Delete(ctx context.Context, ref network.Ref) error {
@@ -189,14 +189,14 @@ func (n *scripted) set(id string, f func(*network.Token)) {
 	f(n.tokens[id])
 }
 
-// script sets what is asked before and after calls.
+// script sets the hooks that run before and after calls.
 func (n *scripted) script(before, after func(context.Context, call) error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.before, n.after = before, after
 }
 
-// asked returns the calls of some methods, or all.
+// asked returns the calls of the given methods, or of all.
 func (n *scripted) asked(methods ...string) []call {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -218,7 +218,7 @@ func (n *scripted) left() []string {
 	})
 }
 
-// refuse refuses every call of a method.
+// refuse returns a hook that refuses every call of a method.
 func refuse(method string, err error) func(context.Context, call) error {
 	return func(_ context.Context, c call) error {
 		if c.method == method {
@@ -236,24 +236,23 @@ func configurationError(code string) error {
 	return &network.Error{Source: network.SourceConfiguration, Code: network.Code(code)}
 }
 
-// A frail is a store whose Updates fail when it is told to: undone, or done all
-// the same.
+// A frail store fails its Updates when a test says so, with or without performing them.
 type frail struct {
 	mu   sync.Mutex
 	base store.Store
-	fail func() error // of each Update
+	fail func() error // called for each Update
 	done bool
-	then func() // after each Update that was done, if set
+	then func() // called after each Update performed, if set
 }
 
-// on returns the store that s rests on.
+// on returns the underlying store.
 func (s *frail) on() store.Store {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.base
 }
 
-// rests has s rest on another store from now on.
+// rests replaces the underlying store.
 func (s *frail) rests(on store.Store) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,8 +308,8 @@ type lab struct {
 	*cardvault.Vault
 }
 
-// inLab runs f in a bubble on a vault with options, a sandbox on a scripted
-// network if they are nil. In live mode network tokens are activated.
+// inLab runs f in a bubble on a vault with options. If they are nil, the vault is a sandbox
+// on a scripted network. In live mode network tokens are activated.
 func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
@@ -327,7 +326,7 @@ func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 		if l.opts.Mode == cardvault.Live {
 			l.activate(true)
 			l.drain()
-			l.pass(2 * time.Minute) // the job of the activation ends
+			l.pass(2 * time.Minute) // the activation job ends
 			l.drain()
 		}
 		f(l)
@@ -336,13 +335,13 @@ func inLab(t *testing.T, opts *cardvault.Options, f func(l *lab)) {
 
 var live = &cardvault.Options{Mode: cardvault.Live}
 
-// open opens the vault, as another process does.
+// open opens the vault as another process would.
 func (l *lab) open() *cardvault.Vault {
 	l.Helper()
 	return l.on(l.store)
 }
 
-// on is open on another store than that of l.
+// on opens the vault on another store.
 func (l *lab) on(s store.Store) *cardvault.Vault {
 	l.Helper()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
@@ -353,8 +352,8 @@ func (l *lab) on(s store.Store) *cardvault.Vault {
 	return v
 }
 
-// restart kills the process that has the vault open and starts another: what the
-// old one has not stored is lost.
+// restart kills the process that has the vault open and starts another one. Changes that the
+// old process has not stored are lost.
 func (l *lab) restart() {
 	l.Helper()
 	l.Vault.Close()
@@ -369,7 +368,7 @@ func (l *lab) must(err error) {
 	}
 }
 
-// activate allows the account network tokens, or no longer.
+// activate allows or forbids network tokens for the account.
 func (l *lab) activate(on bool) {
 	l.Helper()
 	l.change(cardvault.AccountUpdate{NetworkTokensActive: &on})
@@ -382,7 +381,7 @@ func (l *lab) change(u cardvault.AccountUpdate) {
 	l.must(err)
 }
 
-// must2 is must for a call that also returns a result.
+// must2 is like must, for a call that also returns a result.
 func (l *lab) must2(_ any, err error) {
 	l.Helper()
 	l.must(err)
@@ -391,7 +390,7 @@ func (l *lab) must2(_ any, err error) {
 // errorOf returns the error of a call that also returns a result.
 func errorOf(_ any, err error) error { return err }
 
-// try is must for what runs in a goroutine of the vault.
+// try is like must, for code in other goroutines.
 func (l *lab) try(err error) {
 	if err != nil {
 		l.Error(err)
@@ -414,11 +413,11 @@ func (l *lab) get(id uuid.UUID) *cardvault.Token {
 
 func (l *lab) drain() {
 	l.Helper()
-	l.pass(100 * time.Millisecond) // what was imported within a microsecond is due a little later
+	l.pass(100 * time.Millisecond) // an import within the current microsecond is due slightly later
 	l.must(l.Drain(l.Context()))
 }
 
-// run runs the vault while f does.
+// run runs the vault while f runs.
 func (l *lab) run(f func()) {
 	l.Helper()
 	v := l.Vault
@@ -441,8 +440,8 @@ func (l *lab) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// is checks the state of a network token, and the code of its reason: "" if it
-// has none.
+// is checks the state of a network token and the code of its reason, which is "" without a
+// reason.
 func (l *lab) is(id uuid.UUID, status network.Status, code string) *cardvault.Token {
 	l.Helper()
 	token := l.get(id)
@@ -454,12 +453,12 @@ func (l *lab) is(id uuid.UUID, status network.Status, code string) *cardvault.To
 		}
 	}
 	if token.NetworkTokenStatus != status || got != code {
-		l.Errorf("network token is %v for %q, want %v for %q", token.NetworkTokenStatus, got, status, code)
+		l.Errorf("network token is %v because of %q, want %v because of %q", token.NetworkTokenStatus, got, status, code)
 	}
 	return token
 }
 
-// held checks how many network tokens are at the network.
+// held checks the number of network tokens at the network.
 func (l *lab) held(want int) {
 	l.Helper()
 	if left := l.net.left(); len(left) != want {
@@ -467,7 +466,7 @@ func (l *lab) held(want int) {
 	}
 }
 
-// notify applies a notice that must be taken. What is zero is filled in.
+// notify applies a notice that must be accepted. Zero fields are filled in.
 func (l *lab) notify(n network.Notice) {
 	l.Helper()
 	l.must(l.Notify(l.Context(), l.notice(n)))
@@ -498,7 +497,8 @@ const (
 	failed       = network.Failed
 )
 
-// become brings a new token into a state, by what the network says.
+// become makes a new token and brings it into a state, by answers and notices of the
+// network.
 func (l *lab) become(status network.Status) uuid.UUID {
 	l.Helper()
 	var answer error
@@ -530,8 +530,7 @@ func (l *lab) become(status network.Status) uuid.UUID {
 	return id
 }
 
-// within checks that each of the first pauses is a want, up to a fifth longer or
-// shorter.
+// within checks that each pause is as long as wanted, give or take a fifth.
 func within(t testing.TB, what string, calls []call, want ...time.Duration) {
 	t.Helper()
 	if len(calls) <= len(want) {
@@ -546,13 +545,13 @@ func within(t testing.TB, what string, calls []call, want ...time.Duration) {
 	}
 }
 
-// Numbers of kinds of records, as they are stored.
+// These are kinds of stored records.
 const (
 	kindNetworkToken store.Kind = 9
 	kindRelease      store.Kind = 10
 )
 
-// spoil damages n records of a kind that are due some time and are chosen.
+// spoil damages n records of a kind that have a due time and that choose selects.
 func (l *lab) spoil(kind store.Kind, choose func(*store.Record) bool, n int) {
 	l.Helper()
 	l.must(l.store.on().Update(l.Context(), func(tx store.Tx) error {
@@ -568,6 +567,6 @@ func (l *lab) spoil(kind store.Kind, choose func(*store.Record) bool, n int) {
 		return err
 	}))
 	if n > 0 {
-		l.Fatalf("%d records less than were to be damaged", n)
+		l.Fatalf("%d records too few to damage", n)
 	}
 }

@@ -21,20 +21,20 @@ import (
 	"github.com/google/uuid"
 )
 
-// A shop is a vault on a store that lies, with some of everything.
+// A shop is a vault on a lying store, with a few records of every kind.
 type shop struct {
 	*lab
 	liar  *storetest.LyingStore
 	other *cardvault.Vault // another account
 
-	alice, bob, carol, theirs uuid.UUID // tokens; carol's card is alice's, theirs is of the other account
+	alice, bob, carol, theirs uuid.UUID // tokens; alice and carol have the same card, theirs is in the other account
 	root, child, next         *cardvault.APIKey
-	texts                     []cardvault.APIKeyText // of the keys, and of one of the other account
+	texts                     []cardvault.APIKeyText // texts of the keys, and of one key of the other account
 	hook                      *cardvault.Webhook
 	session                   cardvault.SessionID
 }
 
-// inShop runs f in a bubble with a shop on s, of which each token has its network token.
+// inShop runs f in a bubble with a shop on s. Each of its tokens has its network token.
 func inShop(t *testing.T, s store.Store, f func(s *shop)) {
 	t.Helper()
 	liar := storetest.Liar(s)
@@ -79,7 +79,7 @@ func inShop(t *testing.T, s store.Store, f func(s *shop)) {
 	})
 }
 
-// stores are what the tests of lies run on.
+// onStores runs f on every store that these tests use.
 func onStores(t *testing.T, f func(t *testing.T, s store.Store)) {
 	t.Run("memstore", func(t *testing.T) { f(t, memstore.New()) })
 	t.Run("boltstore", func(t *testing.T) {
@@ -92,7 +92,8 @@ func onStores(t *testing.T, f func(t *testing.T, s store.Store)) {
 	})
 }
 
-// lies are those that a vault notices: all but former rows. That is no lie of one answer.
+// lies returns the lies that a vault notices. It leaves out former rows, which no single
+// answer reveals as a lie.
 func lies() []storetest.Lie {
 	return slices.DeleteFunc(storetest.Lies(), func(l storetest.Lie) bool { return l == storetest.Stale })
 }
@@ -235,27 +236,28 @@ func TestReadsOfALiar(t *testing.T) {
 					case errors.Is(err, cardvault.ErrDamaged):
 						found[lie]++
 					case err != nil || got != want:
-						s.Errorf("%s, lie %d, told %d times: %s, %v; want %s", name, lie, n, got, err, want)
+						s.Errorf("%s, lie %d, %d times: %s, %v; want %s", name, lie, n, got, err, want)
 					}
 				}
 			}
 			s.liar.Tell(0)
 			for _, lie := range lies() {
-				// A vault looks for work with Next and finds what belongs to another with Children.
+				// A vault uses Next to look for work, and Children to find the records of
+				// another.
 				if lie < storetest.NextEarlier && lie != storetest.NotDue && (told[lie] == 0 || found[lie] == 0) {
-					s.Errorf("lie %d was told %d times and found %d times", lie, told[lie], found[lie])
+					s.Errorf("lie %d was used %d times and found %d times", lie, told[lie], found[lie])
 				}
 			}
 		})
 	})
 }
 
-// TestWritesOnALiar: whatever a store answers, a call changes what it is about, or nothing.
+// TestWritesOnALiar: whatever a store answers, a call changes its own records or none.
 func TestWritesOnALiar(t *testing.T) {
 	for _, lie := range lies() {
 		onStores(t, func(t *testing.T, st store.Store) {
 			inShop(t, st, func(s *shop) {
-				ctx, cancel := context.WithTimeout(s.Context(), 100*time.Millisecond) // of tries that meet with another version
+				ctx, cancel := context.WithTimeout(s.Context(), 100*time.Millisecond) // ends repeated tries that find another version
 				defer cancel()
 				name := card.NewName([]byte("Bobby"))
 				s.liar.Tell(lie)
@@ -275,7 +277,8 @@ func TestWritesOnALiar(t *testing.T) {
 					"Tokenize":       func() error { _, err := s.Tokenize(ctx, s.session, visa); return err },
 					"Drain":          func() error { return s.Drain(ctx) },
 				} {
-					// A record that looks lapsed, or another's, is not found.
+					// A record that looks lapsed, or seems to belong to another account, is not
+					// found.
 					if err := call(); err != nil && !errors.Is(err, cardvault.ErrDamaged) && !errors.Is(err, cardvault.ErrNotFound) &&
 						!errors.Is(err, context.DeadlineExceeded) {
 						t.Errorf("%s, lie %d: %v", what, lie, err)
@@ -290,14 +293,14 @@ func TestWritesOnALiar(t *testing.T) {
 	}
 }
 
-// keyOf returns the handle of the network token of a token.
+// keyOf returns the id of the network token of a token.
 func (n *scripted) keyOf(s *shop, token uuid.UUID) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.keys[token.String()+":1"]
 }
 
-// unharmed checks what nobody has touched.
+// unharmed checks the records that no call has touched.
 func (s *shop) unharmed(lie storetest.Lie) {
 	s.Helper()
 	for id, key := range map[uuid.UUID]string{s.alice: "alice", s.bob: "bob"} {
@@ -317,13 +320,13 @@ func (s *shop) unharmed(lie storetest.Lie) {
 			s.Errorf("lie %d: key %d: %v", lie, i, err)
 		}
 	}
-	if left := s.net.left(); len(left) != 2 { // that of alice and carol, and that of bob
-		s.Errorf("lie %d: at the network is left %v", lie, left)
+	if left := s.net.left(); len(left) != 2 { // one of alice and carol, and one of bob
+		s.Errorf("lie %d: network tokens left: %v", lie, left)
 	}
 }
 
-// TestSweepOfALiar: what has not lapsed is not erased, what has lapsed is: at the latest
-// when the lies have ended.
+// TestSweepOfALiar: unexpired tokens are not erased. Lapsed tokens are, at the latest when
+// the lies have ended.
 func TestSweepOfALiar(t *testing.T) {
 	for _, lie := range lies() {
 		onStores(t, func(t *testing.T, st store.Store) {
@@ -341,7 +344,7 @@ func TestSweepOfALiar(t *testing.T) {
 				s.run(func() { s.pass(10 * time.Second) })
 				s.liar.Tell(0)
 				if _, err := s.Get(s.Context(), later.ID); err != nil {
-					t.Errorf("lie %d: a token that lives: %v", lie, err)
+					t.Errorf("lie %d: an unexpired token: %v", lie, err)
 				}
 				s.unharmed(lie)
 				s.pass(time.Minute)
@@ -349,7 +352,7 @@ func TestSweepOfALiar(t *testing.T) {
 				s.unharmed(lie)
 				for _, r := range s.all(kindToken) {
 					if !r.Due.IsZero() && r.Due.Before(time.Now()) {
-						t.Errorf("lie %d: %v is left", lie, guest.ID)
+						t.Errorf("lie %d: %v still exists", lie, guest.ID)
 					}
 				}
 			})
@@ -378,7 +381,7 @@ func (s *spinner) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return s.Store.View(ctx, fn)
 }
 
-// TestRunDoesNotSpin: work that is due and cannot be done is looked at now and then.
+// TestRunDoesNotSpin: due work that cannot be done is retried only now and then.
 func TestRunDoesNotSpin(t *testing.T) {
 	for _, lie := range []storetest.Lie{0, storetest.NextEarlier, storetest.NotDue, storetest.Dressed} {
 		bubble.Test(t, func(t *testing.T) {
@@ -397,15 +400,15 @@ func TestRunDoesNotSpin(t *testing.T) {
 				l.pass(20 * time.Minute)
 			})
 			synctest.Wait()
-			if n := s.views.Load(); n > 20*60*100 { // ten tasks, each of which looks at some kinds each second
+			if n := s.views.Load(); n > 20*60*100 { // ten tasks, each of them looking at a few kinds every second
 				t.Errorf("lie %d: %d reads in 20 minutes", lie, n)
 			}
 		})
 	}
 }
 
-// TestDuePoison: a card is not erased because somebody has set when it is due, and one that
-// is damaged keeps no other from being erased.
+// TestDuePoison: an edited due time does not erase a card, and a damaged card does not keep
+// others from being erased.
 func TestDuePoison(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.imports(visa)
@@ -433,16 +436,16 @@ func TestDuePoison(t *testing.T) {
 		}
 		left := l.all(kindToken)
 		if len(left) != 1 || left[0].ID != poisoned.ID {
-			t.Errorf("%d cards are left of %d that have lapsed and one that has not", len(left), len(lapsing))
+			t.Errorf("%d cards are left of %d lapsed ones and one unexpired", len(left), len(lapsing))
 		}
 		if len(left) == 1 && string(left[0].Secret) != string(was.Secret) {
-			t.Error("the card is another")
+			t.Error("the card was changed")
 		}
 	})
 }
 
-// TestIdempotencyKeyMadeToLapse: a call is not made twice because somebody has set when its
-// idempotency key lapses.
+// TestIdempotencyKeyMadeToLapse: a call is not made twice after the due time of its
+// idempotency key was edited.
 func TestIdempotencyKeyMadeToLapse(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		repeats := func() (*cardvault.Token, error) {
@@ -456,7 +459,7 @@ func TestIdempotencyKeyMadeToLapse(t *testing.T) {
 		key.Version++
 		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Put(key); return nil }))
 		if token, err := repeats(); !errors.Is(err, cardvault.ErrDamaged) {
-			t.Errorf("repeated as %+v, %v; the first was %v", token, err, first.ID)
+			t.Errorf("the repeated call returns %+v, %v; the first token was %v", token, err, first.ID)
 		}
 		if n := len(l.all(kindToken)); n != 1 {
 			t.Errorf("%d tokens", n)

@@ -11,8 +11,8 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// Where a network token can be when an answer comes, each with what the machine
-// keeps of it.
+// progresses holds the states in which an answer can find a network token, with the data
+// that the state machine keeps.
 var progresses = func() map[string]progress {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	net := networkToken{network: "net", attempt: 1}
@@ -45,8 +45,8 @@ var progresses = func() map[string]progress {
 	}
 }()
 
-// The answers that there are, to Provision with "p ", to Lookup with "l ", and
-// of nobody.
+// answers holds all possible answers: to Provision with the prefix "p ", to Lookup with "l
+// ", and events without a call.
 var answers = func() map[string]networkAnswer {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	all := map[string]networkAnswer{
@@ -96,12 +96,13 @@ var answers = func() map[string]networkAnswer {
 	return all
 }()
 
-// What each answer leads to. A field that a row does not change stays.
+// TestProgress: the result of each answer. A field that a row does not change stays the
+// same.
 func TestProgress(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	live := func(d time.Duration) time.Duration { return d }
 
-	// Steps of rows.
+	// These are the steps of rows.
 	type step = func(*progress)
 	state := func(s network.Status) step { return func(p *progress) { p.status, p.reason = s, nil } }
 	because := func(s network.Status, source network.Source, code network.Code, schemeCode string) step {
@@ -150,16 +151,17 @@ func TestProgress(t *testing.T) {
 		{"fresh", "p inactive", []step{attached, byScheme, by(network.OwnerScheme), daily}},
 		{"fresh", "p deleted", []step{attached, gone, never}},
 		{"fresh", "p dead", []step{attached, dead, because(network.Deleted, network.SourceScheme, "account_closed", ""), never}},
-		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the first call
+		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the time of the first call
 		{"last try", "p active", []step{attached, active, daily}},
-		{"failed", "p active", []step{attached, active, daily}}, // given up while the call was under way
+		{"failed", "p active", []step{attached, active, daily}}, // given up during the call
 		{"lost", "p active", []step{attached, active, poll}},
 
 		// Refused for good.
 		{"fresh", "p final", []step{known, declined, never}},
 		{"repeated", "p final", []step{known, declined, never}},
 
-		// Refused for now: whether it was made is not known, unless a look-up has said.
+		// Refused for now. It is unknown whether a network token was made, unless a look-up
+		// has settled that.
 		{"fresh", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"fresh", "p later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, time.Hour, time.Hour)}},
 		{"fresh", "p much later", []step{unsure, problem("issuer_unavailable"), tries(1), wait(pausePaced, maxRetryAfter, maxRetryAfter)}},
@@ -168,12 +170,12 @@ func TestProgress(t *testing.T) {
 		{"last try", "p passing", []step{unsure, problem("issuer_unavailable"), tries(1), began, gaveUp("issuer_unavailable"), hourly}},
 		{"last try", "p passing, unmade", []step{another, problem("issuer_unavailable"), tries(0), began, gaveUp("issuer_unavailable"), never}},
 
-		// Refused by the set-up, which says nothing of a call that was made before.
+		// Refused by the configuration, which says nothing about an earlier call.
 		{"fresh", "p set-up", []step{known, setUp, never}},
 		{"repeated", "p set-up", []step{setUp, never}},
 		{"repeated", "p set-up, unmade", []step{known, setUp, never}},
 
-		// No answer, or none that can be right.
+		// No answer, or an impossible one.
 		{"fresh", "p timeout", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
 		{"fresh", "p panic", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"fresh", "p garbage", []step{unsure, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
@@ -181,18 +183,18 @@ func TestProgress(t *testing.T) {
 		{"repeated", "p timeout", []step{problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
 		{"last try", "p timeout", []step{unsure, problem("timeout"), tries(1), began, gaveUp("timeout"), hourly}},
 
-		// The process that held the shard may have made the call before.
+		// The process that held the shard may have made the call already.
 		{"fresh", "p active again", []step{attached, active, poll}},
 		{"fresh", "p final again", []step{known, declined, never}},
 		{"fresh", "p set-up again", []step{unsure, setUp, never}},
 		{"fresh", "p timeout again", []step{unsure, problem("timeout"), tries(1), wait(pausePaced, retries[0])}},
 		{"fresh", "forbidden again", []step{unsure, because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
 
-		// About to be deleted for another token.
+		// The network token is about to be deleted for another token.
 		{"fresh", "p releasing", []step{another, problem("scheme_unavailable"), tries(1), wait(pausePaced, retries[0])}},
 		{"lost", "l releasing", []step{tries(1), hourly}},
 
-		// Not asked.
+		// The network is not asked.
 		{"fresh", "forbidden", []step{known, because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
 		{"repeated", "forbidden", []step{because(network.NotAvailable, network.SourceConfiguration, "card_expired", ""), never}},
 		{"fresh", "elsewhere", []step{provider("other"), now}},
@@ -201,17 +203,17 @@ func TestProgress(t *testing.T) {
 		{"active", "elsewhere", []step{daily}},
 		{"active", "not elsewhere", nil},
 
-		// A caller asks.
+		// A caller requests a network token.
 		{"failed", "requested", []step{state(network.Pending), another, now}},
 		{"none", "requested", []step{state(network.Pending), another, now}},
-		{"lost", "requested", []step{state(network.Pending), now}}, // the same key: it may have been made
+		{"lost", "requested", []step{state(network.Pending), now}}, // with the same key, since the first may have been made
 		{"none, lost", "requested", []step{state(network.Pending), now}},
 		{"lost", "requested elsewhere", []step{state(network.Pending), another, provider("other"), now}},
 		{"given up", "requested", []step{state(network.Pending), another, now, func(p *progress) { p.id = "" }}},
 
 		// A look-up under the key of a lost call.
 		{"lost", "l active", []step{attached, active, daily}},
-		{"lost", "l pending", []step{attached, tries(1), hourly}}, // it is going on
+		{"lost", "l pending", []step{attached, tries(1), hourly}}, // still in progress
 		{"lost", "l unknown", []step{known, never}},
 		{"lost", "l final", []step{known, never}},
 		{"lost", "l passing", []step{tries(1), hourly}},
@@ -219,7 +221,7 @@ func TestProgress(t *testing.T) {
 		{"lost long", "l timeout", []step{never}},
 		{"lost, down", "l timeout", []step{tries(1), hourly}},
 		{"repeated", "l active", []step{attached, active, daily}},
-		{"repeated", "l unknown", nil}, // requested meanwhile: the next call finds out
+		{"repeated", "l unknown", nil}, // requested meanwhile: the next call settles it
 		{"repeated", "l final", nil},
 		{"repeated", "l passing", nil},
 		{"repeated", "l timeout", nil},
@@ -274,21 +276,21 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// Rules that hold for any answer in any state.
+// TestProgressRules: rules that hold for every answer in every state.
 func TestProgressRules(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	kinds := map[answerKind]bool{}
 	for from, p := range progresses {
 		if p.status == network.Pending {
-			p.pause = pause{kind: pauseExact} // it is due
+			p.pause = pause{kind: pauseExact} // due now
 		}
 		for on, a := range answers {
 			kinds[a.kind] = true
 			if a.kind == answerRequested && p.status != network.Failed && p.status != network.NotAvailable {
-				continue // refused to the caller, or nothing to do
+				continue // refused to the caller, or without effect
 			}
 			if a.provisions && (p.id != "" || p.status != network.Pending && a.kind != answerToken) {
-				continue // of another provisioning
+				continue // belongs to another provisioning
 			}
 			got := p.after(a, at, func(d time.Duration) time.Duration { return d })
 			bad := func(rule string) { t.Errorf("%s after %s: %s: %+v", from, on, rule, got) }
@@ -317,12 +319,12 @@ func TestProgressRules(t *testing.T) {
 		}
 	}
 	if len(kinds) != answerKinds {
-		t.Errorf("%d kinds of answers, want %d", len(kinds), answerKinds)
+		t.Errorf("%d kinds of answers were tested, want %d", len(kinds), answerKinds)
 	}
 }
 
-// A record of a former state of this version says that its call may be under way: its
-// outcome is unknown then, unless the network token is there.
+// TestFormerlyCalled: a former version stored that a call may be in progress. The outcome is
+// unknown then, unless the record has the network token.
 func TestFormerlyCalled(t *testing.T) {
 	plain := tlv.AppendBool((&networkToken{attempt: 1}).encode(nil), networkCalled, true)
 	if n, err := decodeNetworkToken(plain); err != nil || !n.unsure {
@@ -334,8 +336,8 @@ func TestFormerlyCalled(t *testing.T) {
 	}
 }
 
-// A pause of the sandbox is shorter, except the first of polling; what the
-// network asks for is never cut by chance.
+// TestPauses: pauses in a sandbox are shorter, except the first polling pause. Chance never
+// shortens a pause that the network asks for.
 func TestPauses(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	was := at.Add(time.Minute)
@@ -367,7 +369,7 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// What each notice leads to.
+// TestProgressOfNotices: the result of each notice.
 func TestProgressOfNotices(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(time.Hour)
 	reason := func(source network.Source, code network.Code) *Reason { return newReason(source, code, "", at) }
@@ -403,7 +405,7 @@ func TestProgressOfNotices(t *testing.T) {
 				row.from, row.notice.Kind, got.status, got.reason, got.pause, row.status, row.reason, row.pause)
 		}
 
-		// The same notice, older than the known state, revives nothing.
+		// The same notice revives nothing if it is older than the known state.
 		from := progresses[row.from]
 		old := from.noticed(&row.notice, at.Add(-2*time.Hour), at, func(d time.Duration) time.Duration { return d })
 		if from.id != "" && row.notice.Kind <= network.NoticeResumed && old.status != from.status {
@@ -412,8 +414,8 @@ func TestProgressOfNotices(t *testing.T) {
 	}
 }
 
-// Stored network tokens stay as they are, those of former versions too: owners are numbered
-// from 0 there.
+// TestStoredOwners: stored network tokens stay readable, including those of former versions.
+// They number owners from 0.
 func TestStoredOwners(t *testing.T) {
 	const stored = "02016e0301740401010a0105150101160102170103"
 	n := &networkToken{network: "n", id: "t", attempt: 1, suspendedBy: network.OwnersOf(network.OwnerIssuer, network.OwnerCardholder)}
@@ -434,6 +436,6 @@ func TestStoredOwners(t *testing.T) {
 	p := progress{status: network.Active, networkToken: *n}
 	p = p.noticed(&network.Notice{Kind: network.NoticeSuspended, By: network.OwnerCardholder}, time.UnixMicro(9).UTC(), time.UnixMicro(9).UTC(), func(d time.Duration) time.Duration { return d })
 	if p.ownerAt != [ownerCount]time.Time{n.ownerAt[0], n.ownerAt[1], time.UnixMicro(9).UTC()} {
-		t.Errorf("news of the cardholder counts as %v", p.ownerAt)
+		t.Errorf("the times of the last notices by owner are %v", p.ownerAt)
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A card gets a network token, or the first reason that applies why it does not. The network is asked by background work only.
+// TestNetworkTokenAtCreation: a new card receives a network token, or the first applicable
+// reason for having none. Only background work calls the network.
 func TestNetworkTokenAtCreation(t *testing.T) {
 	expired := visa
 	expired.Expiry = card.Expiry{Month: 1, Year: 1999 + 1} // the bubble begins in January 2000
@@ -28,9 +29,9 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		card       cardvault.Card
-		ttl        time.Duration // of an ephemeral token, made in a session
+		ttl        time.Duration // TTL of an ephemeral token, made in a session
 		none       bool
-		inactive   bool // the account
+		inactive   bool // whether the account is inactive
 		ineligible error
 		want       string
 		schemeCode string
@@ -57,7 +58,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 		for _, mode := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {
 			t.Run(test.name+" "+mode.String(), func(t *testing.T) {
 				inLab(t, &cardvault.Options{Mode: mode}, func(l *lab) {
-					l.pass(40 * 24 * time.Hour) // January 2000 is over
+					l.pass(40 * 24 * time.Hour) // until January 2000 has ended
 					if test.none {
 						l.opts.Network = nil
 						l.restart()
@@ -93,7 +94,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 					page, err := l.List(l.Context(), &cardvault.TokenListOptions{NetworkTokenStatus: []network.Status{status}})
 					l.must(err)
 					if page.TotalItems != 1 {
-						t.Errorf("%d tokens are listed as %v", page.TotalItems, status)
+						t.Errorf("the list has %d tokens in state %v", page.TotalItems, status)
 					}
 					if calls := l.net.asked(); len(calls) > 0 {
 						t.Errorf("creating called the network: %v", calls)
@@ -102,7 +103,7 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 					if test.want == "" {
 						status = active
 					} else if len(l.net.asked()) > 0 {
-						t.Error("the network was asked in vain")
+						t.Error("the network was asked without need")
 					}
 					l.is(token.ID, status, test.want)
 				})
@@ -111,8 +112,8 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 	}
 }
 
-// In live mode an account has no network tokens until they are activated, in a
-// sandbox it has.
+// TestActivatedByDefault: in live mode an account has no network tokens until they are
+// activated. In a sandbox it has them from the start.
 func TestActivatedByDefault(t *testing.T) {
 	inLab(t, nil, func(l *lab) { l.is(l.imports(visa), pending, "") })
 	inLab(t, live, func(l *lab) {
@@ -123,8 +124,8 @@ func TestActivatedByDefault(t *testing.T) {
 	})
 }
 
-// The call of Import returns while the network hangs, and a request has what the
-// network must know.
+// TestProvisionRequest: Import returns while the network hangs, and the request contains all
+// that the network needs.
 func TestProvisionRequest(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		rec := &recorder{scripted: l.net}
@@ -146,13 +147,13 @@ func TestProvisionRequest(t *testing.T) {
 				t.Errorf("request %+v", r)
 			}
 			if rec.pan != "4242424242424242" || rec.name != "A Customer" {
-				t.Error("the card is another")
+				t.Error("the card differs")
 			}
 		})
 	})
 }
 
-// A recorder keeps the last request, and the card as text while the call lasts.
+// A recorder keeps the last request, and the card as text for the duration of the call.
 type recorder struct {
 	*scripted
 	mu        sync.Mutex
@@ -175,12 +176,12 @@ func (n *recorder) last() *network.ProvisionRequest {
 	return n.request
 }
 
-// What Provision does in every state.
+// TestProvisionStates: the effect of Provision in every state.
 func TestProvisionStates(t *testing.T) {
 	for _, test := range []struct {
 		state, want network.Status
 		refused     bool
-		called      int // calls of Provision in addition
+		called      int // additional calls of Provision at the network
 	}{
 		{state: notAvailable, want: pending, called: 1},
 		{state: failed, want: pending, called: 1},
@@ -203,10 +204,10 @@ func TestProvisionStates(t *testing.T) {
 				}
 				after := l.get(id)
 				if after.NetworkTokenStatus != test.want {
-					t.Errorf("then it is %v", after.NetworkTokenStatus)
+					t.Errorf("afterwards it is %v", after.NetworkTokenStatus)
 				}
 				if test.refused && *after.NetworkTokenStatusReason != *before.NetworkTokenStatusReason {
-					t.Error("the reason is another")
+					t.Error("the reason was changed")
 				}
 				l.drain()
 				if n := len(l.net.asked("Provision")) - calls; n != test.called {
@@ -250,7 +251,8 @@ func TestProvisionStates(t *testing.T) {
 	})
 }
 
-// While the configuration still forbids it, Provision renews the reason.
+// TestProvisionStillForbidden: while the configuration still forbids it, Provision renews
+// the reason.
 func TestProvisionStillForbidden(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.ineligible = func(card.Scheme) error { return configurationError("scheme_not_enabled") }
@@ -279,7 +281,7 @@ func TestProvisionStillForbidden(t *testing.T) {
 	})
 }
 
-// Each code of a refusal, and what becomes of the token for good.
+// TestProvisionRefused: each code of a refusal, and the final state of the token.
 func TestProvisionRefused(t *testing.T) {
 	for code, retryable := range map[string]bool{
 		"card_not_eligible": false, "card_not_allowed": false, "card_verification_failed": false, "declined": false,
@@ -307,16 +309,16 @@ func TestProvisionRefused(t *testing.T) {
 				}
 				calls := 1
 				if retryable {
-					calls = 12 // each is looked up
+					calls = 12 // each call is followed by a look-up
 				}
 				if got := l.net.asked(); len(got) != calls || len(keys) != calls {
 					t.Errorf("%d calls under %d keys, want %d: %v", len(got), len(keys), calls, got)
 				}
-				// The token goes without a word to the network: there is nothing left.
+				// Deleting the token calls nothing, since nothing is left at the network.
 				l.must(l.Vault.Delete(l.Context(), id))
 				l.drain()
 				if got := l.net.asked(); len(got) != calls {
-					t.Errorf("the deletion asked for %v", got[calls:])
+					t.Errorf("the deletion called %v", got[calls:])
 				}
 			})
 		})
@@ -339,7 +341,7 @@ func TestProvisionRefused(t *testing.T) {
 	}
 }
 
-// The pauses between the tries of a provisioning.
+// TestRetries: the pauses between the attempts of a provisioning.
 func TestRetries(t *testing.T) {
 	first := map[time.Duration]bool{} // pauses
 	minutes := []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour}
@@ -379,8 +381,8 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// A network that says when to come back is not asked before, nor is it followed
-// for ever.
+// TestRetryAfter: a network that names a time is not asked earlier. A time that is too far
+// off is cut.
 func TestRetryAfter(t *testing.T) {
 	for after, want := range map[time.Duration]time.Duration{
 		-5 * time.Minute: 30 * time.Second,
@@ -389,7 +391,7 @@ func TestRetryAfter(t *testing.T) {
 		2 * time.Hour:    2 * time.Hour,
 		1000 * time.Hour: 24 * time.Hour,
 	} {
-		for range 5 { // there is chance in it
+		for range 5 { // pauses are random
 			inLab(t, live, func(l *lab) {
 				l.net.script(refuse("Provision", &network.Error{
 					Source: network.SourceScheme, Code: "scheme_unavailable", RetryAfter: after}), nil)
@@ -400,15 +402,15 @@ func TestRetryAfter(t *testing.T) {
 					return
 				}
 				if pause := calls[1].at.Sub(calls[0].at); pause < min(after, 24*time.Hour) {
-					t.Errorf("told to wait %v, waited %v", after, pause)
+					t.Errorf("asked to wait %v, waited %v", after, pause)
 				}
 			})
 		}
 	}
 }
 
-// An outcome that is not known is repeated under the same key, then looked up.
-// There is never a second network token, and a late success counts.
+// TestUnknownOutcome: a call with an unknown outcome is repeated under the same key, then
+// looked up. A second network token is never made, and a late success is accepted.
 func TestUnknownOutcome(t *testing.T) {
 	for what, answer := range map[string]func(context.Context, call) error{
 		"answer lost": refuse("Provision", errors.New("connection reset")),
@@ -451,14 +453,14 @@ func TestUnknownOutcome(t *testing.T) {
 				l.drain()
 				l.held(0)
 				if strings.Contains(l.log.text(), "4242424242424242") {
-					t.Error("the log holds what an adapter panicked with")
+					t.Error("the log contains the value of an adapter's panic")
 				}
 			})
 		})
 	}
 }
 
-// An answer that cannot be right is no answer.
+// TestGarbageAnswers: an impossible answer is treated as no answer.
 func TestGarbageAnswers(t *testing.T) {
 	type token = network.Token
 	for what, spoil := range map[string]func(*token){
@@ -498,10 +500,10 @@ func TestGarbageAnswers(t *testing.T) {
 	})
 }
 
-// A spoiled network gives answers that its adapter got wrong.
+// A spoiled network gives wrong answers, as a faulty adapter would.
 type spoiled struct {
 	*scripted
-	spoil func(*network.Token) // nil: no answer at all
+	spoil func(*network.Token) // nil gives no answer at all
 }
 
 func (n *spoiled) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -522,7 +524,7 @@ func (n *spoiled) Lookup(ctx context.Context, ref network.Ref) (*network.Token, 
 	return t, nil
 }
 
-// A network token that is pending is polled, and found active though the notice
+// TestPolling: a pending network token is polled, and found active even though the notice
 // was lost.
 func TestPolling(t *testing.T) {
 	for mode, by := range map[cardvault.Mode]time.Duration{cardvault.Live: 1, cardvault.Sandbox: 100} {
@@ -555,13 +557,13 @@ func TestPolling(t *testing.T) {
 				if last := calls[len(calls)-1].at.Sub(began); last < 46*time.Hour/by || last > 50*time.Hour/by {
 					t.Errorf("the last poll after %v", last)
 				}
-				// A notice may still make it active.
+				// A notice can still make it active.
 				l.notify(network.Notice{Kind: network.NoticeActivated})
 				l.is(id, active, "")
 			})
 		})
 	}
-	// The reason is what the network says in the end.
+	// The reason is the network's last answer.
 	for _, recovers := range []bool{false, true} {
 		inLab(t, nil, func(l *lab) {
 			l.net.like.State = pending
@@ -592,7 +594,7 @@ func TestPolling(t *testing.T) {
 	})
 }
 
-// What the network says at a poll.
+// TestPolledAnswers: the network's answers to a poll.
 func TestPolledAnswers(t *testing.T) {
 	type token = network.Token
 	for _, test := range []struct {
@@ -629,7 +631,7 @@ func TestPolledAnswers(t *testing.T) {
 				if invalid := got.Status == cardvault.StatusInvalid; invalid != (test.code == "account_closed") {
 					t.Errorf("status %v", got.Status)
 				}
-				if test.want == pending { // it goes on
+				if test.want == pending { // polling continues
 					l.net.script(nil, nil)
 					l.net.set("network-token-1", func(t *token) { t.State = active })
 					l.run(func() { l.pass(2 * time.Minute) })
@@ -644,7 +646,7 @@ func TestPolledAnswers(t *testing.T) {
 	}
 }
 
-// Once a day the vault asks whether it has missed a notice.
+// TestReconcile: once a day the vault checks whether it has missed a notice.
 func TestReconcile(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.become(active)
@@ -654,7 +656,7 @@ func TestReconcile(t *testing.T) {
 			l.run(func() { l.pass(29 * time.Hour) })
 			calls := l.net.asked("Lookup")
 			if pause := calls[len(calls)-1].at.Sub(before); pause > 29*time.Hour {
-				t.Errorf("looked after %v", pause)
+				t.Errorf("looked up after %v", pause)
 			}
 		}
 		set(func(t *network.Token) {
@@ -677,7 +679,7 @@ func TestReconcile(t *testing.T) {
 		}
 		set(func(t *network.Token) { t.State = active; t.SupportsDeviceBinding = true })
 		if !l.is(id, active, "").SupportsDeviceBinding {
-			t.Error("device binding is not seen")
+			t.Error("device binding is not noticed")
 		}
 		set(func(t *network.Token) { t.State = deleted })
 		l.is(id, deleted, "deleted_by_scheme")
@@ -692,7 +694,8 @@ func TestReconcile(t *testing.T) {
 	})
 }
 
-// A known outcome is followed by another key, also across calls of Provision.
+// TestAnotherKeyAfterAKnownOutcome: after a known outcome the next call has another key,
+// even across calls of Provision.
 func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(failed)
@@ -715,8 +718,8 @@ func TestAnotherKeyAfterAKnownOutcome(t *testing.T) {
 	})
 }
 
-// What an overloaded network says of a repeated call tells nothing of the first:
-// the key stays until the outcome is known.
+// TestOverloadedAfterAnUnknownOutcome: the answer of an overloaded network to a repeated
+// call reveals nothing about the first call. The key stays until the outcome is known.
 func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
 	for _, answer := range []error{
 		schemeError("scheme_unavailable"), schemeError("E99"), configurationError("invalid_request"), configurationError("declined"),
@@ -737,7 +740,7 @@ func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
 			l.held(0)
 		})
 	}
-	// A refusal for good is what the first call has come to.
+	// A final refusal is the outcome of the first call.
 	inLab(t, live, func(l *lab) {
 		l.net.script(refuse("Provision", errors.New("lost")), nil)
 		id := l.imports(visa)
@@ -749,12 +752,13 @@ func TestOverloadedAfterAnUnknownOutcome(t *testing.T) {
 		l.must(l.Vault.Delete(l.Context(), id))
 		l.drain()
 		if n := len(l.net.asked()); n != calls {
-			t.Errorf("%d calls about nothing", n-calls)
+			t.Errorf("%d calls without need", n-calls)
 		}
 	})
 }
 
-// A network that says it had no answer in time may have made one all the same.
+// TestRefusedAndMade: a network that reports a timeout may have made a network token all the
+// same.
 func TestRefusedAndMade(t *testing.T) {
 	for _, code := range []string{"timeout", "issuer_unavailable", "scheme_unavailable"} {
 		for _, down := range []bool{false, true} {
@@ -781,8 +785,8 @@ func TestRefusedAndMade(t *testing.T) {
 	}
 }
 
-// A network that keeps a refusal under its key says so for ever: a look-up tells
-// that nothing came of the call, and the next has another key.
+// TestRefusalKeptUnderItsKey: a network may repeat a stored refusal under its key forever. A
+// look-up then shows that the call made nothing, and the next call has another key.
 func TestRefusalKeptUnderItsKey(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		var first string
@@ -808,7 +812,8 @@ func TestRefusalKeptUnderItsKey(t *testing.T) {
 	})
 }
 
-// A call whose outcome is not known keeps its key when the caller asks again.
+// TestSameKeyAfterAnUnknownOutcome: a call whose outcome is unknown keeps its key when the
+// caller asks again.
 func TestSameKeyAfterAnUnknownOutcome(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.script(refuse("Lookup", errors.New("down")), refuse("Provision", errors.New("lost")))
@@ -859,12 +864,12 @@ func TestSuspendNetworkToken(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Network: suspender{net}}, func(l *lab) {
 		l.net = net
 		id := l.become(active)
-		// The answer counts, also while nothing can be looked up.
+		// The answer is applied even while look-ups fail.
 		net.script(refuse("Lookup", errors.New("down")), nil)
 		token, err := l.SuspendNetworkToken(l.Context(), id)
 		l.must(err)
 		if token.NetworkTokenStatus != inactive {
-			t.Errorf("%v once suspended", token.NetworkTokenStatus)
+			t.Errorf("%v after the suspension", token.NetworkTokenStatus)
 		}
 		l.is(id, inactive, "suspended_by_cardholder")
 		l.must2(l.SuspendNetworkToken(l.Context(), id))
@@ -872,7 +877,7 @@ func TestSuspendNetworkToken(t *testing.T) {
 		l.run(func() { l.pass(time.Second) })
 		l.is(id, inactive, "suspended_by_cardholder")
 
-		// Somebody else suspends it too.
+		// The issuer suspends it too.
 		l.notify(notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: "network-token-1"}})
 		net.set("network-token-1", func(t *network.Token) { t.SuspendedBy |= network.OwnersOf(network.OwnerIssuer) })
 		l.must2(l.ResumeNetworkToken(l.Context(), id))
@@ -882,7 +887,7 @@ func TestSuspendNetworkToken(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeResumed, Token: network.Ref{ID: "network-token-1"}})
 		l.is(id, active, "")
 
-		// What the network refuses, or does not answer, changes nothing.
+		// A refusal or a missing answer changes nothing.
 		var refused *network.Error
 		net.script(refuse("Suspend", schemeError("declined")), nil)
 		if _, err := l.SuspendNetworkToken(l.Context(), id); !errors.As(err, &refused) {
@@ -912,7 +917,7 @@ func (b noBIN) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, er
 	return nil, b.err
 }
 
-// What an adapter says is logged unless it could be a card number.
+// TestLoggedErrors: an adapter's error is logged unless it might contain a card number.
 func TestLoggedErrors(t *testing.T) {
 	for text, logged := range map[string]bool{
 		"connection refused by 10.0.0.1:8443": true,

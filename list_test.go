@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A business key of too many tokens is refused when it is listed, and only then.
+// TestListOfTooMany: a business key of too many tokens is refused only when it is listed.
 func TestListOfTooMany(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	var token *store.Record
@@ -57,7 +57,7 @@ func TestListOfTooMany(t *testing.T) {
 	for token, err := range v.All(t.Context(), shared) {
 		refused("All", err)
 		if token != nil {
-			t.Error("All gives a token with an error")
+			t.Error("All yields a token with an error")
 		}
 	}
 	if _, err := v.Import(t.Context(), visa, card); err != nil {
@@ -68,7 +68,7 @@ func TestListOfTooMany(t *testing.T) {
 	}
 }
 
-// A torn is a store that cannot read some records, as the contract of List allows.
+// A torn store cannot read a few records, as the contract of List allows.
 type torn struct {
 	store.Store
 	rows map[uuid.UUID]bool // set before the vault reads
@@ -93,8 +93,8 @@ func (tx tornTx) List(q *store.Query) (*store.List, error) {
 	return list, err
 }
 
-// A row of which the store reads nothing but its key is named by that, wherever it is on a
-// page: pages and iterators go on after it.
+// TestRowsWithoutContent: the error for an unreadable row names its key, wherever the row is
+// on a page. Pages and iterators continue after it.
 func TestRowsWithoutContent(t *testing.T) {
 	s := &torn{Store: memstore.New()}
 	var rows []uuid.UUID

@@ -18,10 +18,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// Work that is overdue for a minute is a warning, once an hour.
+// TestNeglect: work overdue for a minute causes a warning once an hour.
 func TestNeglect(t *testing.T) {
 	for name, test := range map[string]struct {
-		care func(l *lab) // sees to the work
+		care func(l *lab) // takes care of the work
 		want int
 	}{
 		"nobody":             {func(*lab) {}, 1},
@@ -50,7 +50,8 @@ func TestNeglect(t *testing.T) {
 	}
 }
 
-// The warning comes again while the work stays undone, and after a Run that has ended.
+// TestNeglectAgain: the warning is repeated while the work is not done, even after a Run has
+// ended.
 func TestNeglectAgain(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		warned := func(want int, when string) {
@@ -82,12 +83,12 @@ func TestNeglectAgain(t *testing.T) {
 		time.Sleep(30 * time.Hour)
 		synctest.Wait()
 		if got := strings.Count(l.log.text(), "work is overdue"); got <= 5 {
-			l.Errorf("%d warnings of work that Run has left", got)
+			l.Errorf("%d warnings about work left by Run", got)
 		}
 	})
 }
 
-// goRun runs a vault until the test ends, or the function that it returns is called.
+// goRun runs a vault until the test ends or the returned function is called.
 func goRun(l *lab, v *cardvault.Vault) (stop func()) {
 	ctx, cancel := context.WithCancel(l.Context())
 	ended := make(chan struct{})
@@ -103,7 +104,7 @@ func goRun(l *lab, v *cardvault.Vault) (stop func()) {
 	return stop
 }
 
-// What is missing is an error, not a panic.
+// TestNothingGiven: a missing argument is an error, not a panic.
 func TestNothingGiven(t *testing.T) {
 	keys := newKey(t)
 	for name, open := range map[string]func() (*cardvault.Vault, error){
@@ -157,7 +158,7 @@ func TestNothingGiven(t *testing.T) {
 	})
 }
 
-// ErrNotEnabled names the option that is missing.
+// TestNotEnabled: ErrNotEnabled names the missing option.
 func TestNotEnabled(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
