@@ -8,7 +8,8 @@ import (
 	"github.com/cardvault/cardvault/card"
 )
 
-// A number prints masked. Whoever needs it asks for it, and wipes it when it is done.
+// A number prints masked. A program that needs the digits exposes them, and wipes the
+// number afterwards.
 func ExamplePAN_Expose() {
 	pan := card.NewPAN([]byte("4242424242424242"))
 	defer pan.Wipe()

@@ -18,8 +18,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// An hsm decrypts with RSA-OAEP, as one behind PKCS #11 does. It knows no associated data,
-// and encrypts 190 bytes.
+// An hsm decrypts with RSA-OAEP, like a module behind PKCS #11. It has no associated data,
+// and encrypts at most 190 bytes.
 type hsm struct{ key *rsa.PrivateKey }
 
 func (h *hsm) encrypt(_ context.Context, key, _ []byte) ([]byte, error) {
@@ -66,7 +66,8 @@ func TestContract(t *testing.T) {
 
 var errDown = errors.New("down")
 
-// TestFailures: only a text that the KMS refuses, or that holds no key, is ErrWrongKey.
+// TestFailures: ErrWrongKey means that the KMS refuses the text, or that the text contains
+// no key.
 func TestFailures(t *testing.T) {
 	keep := func(_ context.Context, text, _ []byte) ([]byte, error) { return bytes.Clone(text), nil }
 	fail := func(context.Context, []byte, []byte) ([]byte, error) { return nil, errDown }
@@ -99,7 +100,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestWipes: a KMS may change what it is given.
+// TestWipes: a KMS may modify its arguments.
 func TestWipes(t *testing.T) {
 	wipe := func(_ context.Context, text, aad []byte) ([]byte, error) {
 		kept := bytes.Clone(text)
@@ -119,7 +120,7 @@ func TestWipes(t *testing.T) {
 	}
 }
 
-// TestDeadline: a KMS that hangs ends the call, not the vault.
+// TestDeadline: a hanging KMS ends the call, not the vault.
 func TestDeadline(t *testing.T) {
 	hang := func(ctx context.Context, _, _ []byte) ([]byte, error) {
 		<-ctx.Done()

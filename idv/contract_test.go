@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/idvtest"
 )
 
-// The adapter of the example keeps the contract.
+// The example's adapter keeps the contract.
 func TestExample(t *testing.T) {
 	service := &phone{call: sayYes, calls: map[string]*idv.Result{}}
 	idvtest.Run(t, idvtest.Harness{

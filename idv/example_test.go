@@ -13,10 +13,10 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A phone service calls the cardholder, who says yes or no. This is the skeleton of an adapter:
-// it keeps in memory what a service keeps.
+// A phone service calls the cardholder, who says yes or no. This is the skeleton of an
+// adapter: it keeps in memory the state of a real service.
 type phone struct {
-	call func(reference string) *idv.Result // Pending while it rings
+	call func(reference string) *idv.Result // pending while it rings
 
 	mu    sync.Mutex
 	calls map[string]*idv.Result // by reference
@@ -26,8 +26,8 @@ var _ idv.Provider = (*phone)(nil)
 
 func (p *phone) Info() idv.Info { return idv.Info{Name: "phone", SandboxOnly: true} }
 
-// Identify calls once. The idempotency key is the reference, so that a repetition finds what
-// the first call has begun.
+// Identify calls once. The idempotency key is the reference, so that a repetition finds the
+// first call.
 func (p *phone) Identify(ctx context.Context, r *idv.Request) (*idv.Result, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -37,7 +37,7 @@ func (p *phone) Identify(ctx context.Context, r *idv.Request) (*idv.Result, erro
 	return p.calls[r.IdempotencyKey], ctx.Err()
 }
 
-// LookupIdentification says Failed of a reference that is not known.
+// LookupIdentification returns Failed for an unknown reference.
 func (p *phone) LookupIdentification(ctx context.Context, r *idv.LookupRequest) (*idv.Result, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,7 +47,7 @@ func (p *phone) LookupIdentification(ctx context.Context, r *idv.LookupRequest) 
 	return &idv.Result{State: idv.Failed}, ctx.Err()
 }
 
-// sayYes is the call of a cardholder who answers at once.
+// sayYes is a cardholder who answers the call at once.
 func sayYes(string) *idv.Result {
 	return &idv.Result{State: idv.Passed, Authentication: &idv.Authentication{Method: "otp", At: time.Now()}}
 }
@@ -74,7 +74,7 @@ func ExampleProvider() {
 		PAN:    card.NewPAN([]byte("4242424242424242")),
 		Expiry: card.Expiry{Month: 12, Year: 2090},
 	})
-	if err != nil { // ErrIdentificationPending while it rings: Session goes on
+	if err != nil { // ErrIdentificationPending while it rings: poll Session
 		log.Fatal(err)
 	}
 	fmt.Println(token.Identification, token.Authentication.Method)

@@ -13,7 +13,6 @@ import (
 )
 
 // The whole test of an adapter, here of the simulator, which asks the shopper about Card.
-// Answer does what the shopper does.
 func ExampleRun() {
 	_ = func(t *testing.T) {
 		sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})

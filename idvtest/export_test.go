@@ -6,7 +6,7 @@ import (
 	"github.com/cardvault/cardvault/internal/contract"
 )
 
-// Failures checks the rule of a name and returns how it is broken.
+// Failures runs the named rule and returns its failures.
 func Failures(t testing.TB, name string, h Harness) []string {
 	return contract.Failures(t, rules, name, h.suite)
 }

@@ -48,7 +48,7 @@ func (m *mutant) LookupIdentification(ctx context.Context, r *idv.LookupRequest)
 	return m.Provider.LookupIdentification(ctx, r)
 }
 
-// answering alters results.
+// answering changes results.
 func answering(edit func(*idv.Result)) func(*mutant) {
 	return func(m *mutant) {
 		altered := func(got *idv.Result, err error) (*idv.Result, error) {
@@ -90,7 +90,7 @@ func proof() *idv.Result {
 	}}
 }
 
-// end returns one that fails each second time.
+// end returns a function whose results alternate between success and failure.
 func end() func() *idv.Result {
 	var calls atomic.Int64
 	at := time.Now()
@@ -104,7 +104,7 @@ func end() func() *idv.Result {
 
 var errDown = errors.New("mutant: no connection")
 
-// faults names for each fault a rule that must find it.
+// faults lists faults, each with a rule that must detect it.
 var faults = []struct {
 	fault, rule string
 	seed        func(m *mutant)
@@ -213,7 +213,7 @@ var faults = []struct {
 	{"all have one reference", "Concurrency", answering(func(r *idv.Result) { r.Reference = "one" })},
 }
 
-// harness is that of the simulator with a fault.
+// harness is for the simulator with a fault.
 func harness(t testing.TB, edit func(*mutant)) idvtest.Harness {
 	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
 	if err != nil {
@@ -239,7 +239,7 @@ func harness(t testing.TB, edit func(*mutant)) idvtest.Harness {
 	}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	t.Parallel()
 	unproved := idvtest.Names()
@@ -261,10 +261,10 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// The simulator passes, so it is the fault that is found.
+// The simulator passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) { idvtest.Run(t, harness(t, func(*mutant) {})) }
 
-// A time may be in another zone each time, such as one that was read from a database.
+// The zone of a time may change, for example when a database returns it.
 func TestZones(t *testing.T) {
 	var zones atomic.Int64
 	idvtest.Run(t, harness(t, answering(func(r *idv.Result) {

@@ -46,12 +46,12 @@ func (k *key) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 	}
 	plain, err := k.aead.Open(nil, nil, wrapped, aad)
 	if err != nil {
-		return nil, fmt.Errorf("%w: it does not open", cardvault.ErrWrongKey)
+		return nil, fmt.Errorf("%w: not opened", cardvault.ErrWrongKey)
 	}
 	return plain, nil
 }
 
-// A mutant is a key with a fault. What is nil is the key's own.
+// A mutant is a key with a fault. A nil method is the key's own.
 type mutant struct {
 	*key
 	id     func() string
@@ -82,7 +82,7 @@ func (m *mutant) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error
 
 var errDown = errors.New("mutant: 400 Bad Request")
 
-// faults names for each fault a rule that must find it.
+// faults lists faults, each with a rule that must detect it.
 var faults = []struct {
 	fault, rule string
 	seed        func(m *mutant)
@@ -214,7 +214,7 @@ func harness(edit func(*mutant)) keytest.Harness {
 	}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	t.Parallel()
 	unproved := keytest.Names()
@@ -236,5 +236,5 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// A key without fault passes, so it is the fault that is found.
+// A key without a fault passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) { keytest.Run(t, harness(func(*mutant) {})) }

@@ -2,7 +2,7 @@ package network
 
 import "testing"
 
-// Every code has its source and text, and there is no other.
+// Every code has its source and text, and there are no other codes.
 func TestReasons(t *testing.T) {
 	rows := []struct {
 		source    Source

@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/networktest"
 )
 
-// The adapter of the example keeps the contract.
+// The example's adapter keeps the contract.
 func TestExample(t *testing.T) {
 	s := &service{tokens: map[string]*network.Token{}}
 	networktest.Run(t, networktest.Harness{

@@ -15,8 +15,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A service is the skeleton of an adapter to a token service: it keeps in memory what the
-// service keeps.
+// A service is the skeleton of an adapter to a token service: it keeps in memory the state
+// of a real one.
 type service struct {
 	mu     sync.Mutex
 	tokens map[string]*network.Token // by the idempotency key of Provision
@@ -43,7 +43,8 @@ func (s *service) Provision(ctx context.Context, r *network.ProvisionRequest) (*
 	return s.tokens[r.IdempotencyKey], ctx.Err()
 }
 
-// find finds a network token by its id, or by the key while the answer to Provision is lost.
+// find finds a network token by its id, or by the idempotency key if the answer to
+// Provision was lost.
 func (s *service) find(ref network.Ref) (key string, t *network.Token) {
 	for key, t := range s.tokens {
 		if t.ID == ref.ID || ref.ID == "" && key == ref.IdempotencyKey {
@@ -63,7 +64,7 @@ func (s *service) Lookup(ctx context.Context, ref network.Ref) (*network.Token, 
 	return t, ctx.Err()
 }
 
-// Cryptogram makes one cryptogram under an idempotency key, with the number that it is for.
+// Cryptogram makes one cryptogram under an idempotency key, together with its number.
 func (s *service) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +85,7 @@ func (s *service) Cryptogram(ctx context.Context, r *network.CryptogramRequest) 
 	}, nil
 }
 
-// Delete succeeds also for a network token that is gone. Its key never makes another.
+// Delete also succeeds for a deleted network token, whose key never makes another.
 func (s *service) Delete(ctx context.Context, ref network.Ref) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +95,7 @@ func (s *service) Delete(ctx context.Context, ref network.Ref) error {
 	return ctx.Err()
 }
 
-// Each card that is imported gets a network token. Package networktest tests an adapter.
+// Each imported card receives a network token. Package networktest tests an adapter.
 func ExampleProvider() {
 	ctx := context.Background()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key

@@ -12,7 +12,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A counted network counts what is asked of the one inside.
+// A counted network counts the calls of Provision.
 type counted struct {
 	network.Provider
 	provisions int
@@ -23,11 +23,11 @@ func (c *counted) Provision(ctx context.Context, r *network.ProvisionRequest) (*
 	return c.Provider.Provision(ctx, r)
 }
 
-// Unwrap lets the vault find what the network can do besides.
+// Unwrap lets the vault find the other capabilities of the network.
 func (c *counted) Unwrap() network.Provider { return c.Provider }
 
-// A decorator, such as for metrics, embeds a network and has Unwrap. A simulator in it stays
-// one that a live vault refuses.
+// A decorator, for example for metrics, embeds a network and has Unwrap. A live vault
+// refuses a decorated simulator too.
 func ExampleProvider_decorator() {
 	ctx := context.Background()
 	sim, err := simnet.New(ctx, memstore.New(), nil)

@@ -11,7 +11,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// The whole test of an adapter, here of the simulator: Card gets a network token, Refused none.
+// The whole test of an adapter, here of the simulator. It makes a network token for Card,
+// and refuses one for Refused.
 func ExampleRun() {
 	_ = func(t *testing.T) {
 		networktest.Run(t, networktest.Harness{

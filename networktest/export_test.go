@@ -2,7 +2,7 @@ package networktest
 
 import "testing"
 
-// Check checks the rule of a name.
+// Check runs the named rule.
 func Check(t testing.TB, name string, h Harness) {
 	for _, r := range rules {
 		if r.name == name {

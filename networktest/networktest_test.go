@@ -40,10 +40,10 @@ func harness(n network.Provider) networktest.Harness {
 	}
 }
 
-// An inmem is a network that keeps every rule. Harness.Refused is refused.
+// An inmem is a network that keeps every rule. It refuses Harness.Refused.
 type inmem struct {
-	shared  bool // cards of one number share a network token
-	pending bool // network tokens are pending until they are looked up
+	shared  bool // cards with the same number share a network token
+	pending bool // network tokens are pending until the first look-up
 
 	mu     sync.Mutex
 	byKey  map[string]*network.Token
@@ -209,8 +209,7 @@ func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *network.No
 	return nil
 }
 
-// A mutant is an inmem with a fault in one of its methods. Those that are nil are
-// inmem's own.
+// A mutant is an inmem with a fault in one of its methods. A nil method is inmem's own.
 type mutant struct {
 	*inmem
 	info       func() network.Info
@@ -295,7 +294,7 @@ func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *network.N
 	return m.inmem.Feed(ctx, sink)
 }
 
-// describing alters what Info says.
+// describing changes the result of Info.
 func describing(edit func(*network.Info)) func(*mutant) {
 	return func(m *mutant) {
 		m.info = func() network.Info {
@@ -306,7 +305,7 @@ func describing(edit func(*network.Info)) func(*mutant) {
 	}
 }
 
-// provisioning alters answers to Provision.
+// provisioning changes answers to Provision.
 func provisioning(edit func(*network.Token)) func(*mutant) {
 	return func(m *mutant) {
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -319,7 +318,7 @@ func provisioning(edit func(*network.Token)) func(*mutant) {
 	}
 }
 
-// rekeyed changes the idempotency key of each provisioning.
+// rekeyed changes the idempotency key of each Provision.
 func rekeyed(edit func(key string) string) func(*mutant) {
 	return func(m *mutant) {
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -330,7 +329,7 @@ func rekeyed(edit func(key string) string) func(*mutant) {
 	}
 }
 
-// paying alters cryptograms.
+// paying changes cryptograms.
 func paying(edit func(*network.Cryptogram)) func(*mutant) {
 	return func(m *mutant) {
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
@@ -343,7 +342,7 @@ func paying(edit func(*network.Cryptogram)) func(*mutant) {
 	}
 }
 
-// refusing replaces refusals of provisionings.
+// refusing replaces refusals of Provision.
 func refusing(other func() error) func(*mutant) {
 	return func(m *mutant) {
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -381,7 +380,7 @@ func telling(edit func(*network.Notice)) func(*mutant) {
 
 var errDown = errors.New("mutant: no connection")
 
-// faults names for each fault a rule that must find it.
+// faults lists faults, each with a rule that must detect it.
 var faults = []struct {
 	fault string
 	rule  string
@@ -828,7 +827,7 @@ var faults = []struct {
 	{"notices hold a card number", "Feeder", telling(func(n *network.Notice) { n.SchemeCode = number })},
 }
 
-// A recorder is a test that may fail without failing the one it is part of.
+// A recorder is a test that may fail without failing its parent.
 type recorder struct {
 	testing.TB
 	mu       sync.Mutex
@@ -856,7 +855,7 @@ func (r *recorder) fail(message string) {
 	r.messages = append(r.messages, message)
 }
 
-// record checks a rule and returns how it failed.
+// record checks a rule and returns its failures.
 func record(t testing.TB, rule string, n network.Provider) []string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
@@ -870,7 +869,7 @@ func record(t testing.TB, rule string, n network.Provider) []string {
 	return slices.Clone(r.messages)
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	t.Parallel()
 	unproved := networktest.Names()
@@ -894,7 +893,8 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// A decorator without Unwrap has lost what Info goes on to say, and one with it has not.
+// A decorator without Unwrap hides the other capabilities of its network. A decorator with
+// Unwrap does not.
 func TestInfoOfDecorator(t *testing.T) {
 	lost := record(t, "Info", struct{ network.Provider }{newInmem()})
 	if len(lost) != 3 {
@@ -905,12 +905,12 @@ func TestInfoOfDecorator(t *testing.T) {
 	}
 }
 
-// A wrapper is a decorator that keeps the powers of the network.
+// A wrapper is a decorator that keeps the capabilities of the network.
 type wrapper struct{ network.Provider }
 
 func (w wrapper) Unwrap() network.Provider { return w.Provider }
 
-// Networks that keep the rules in other ways pass, so it is the fault that is found.
+// Networks that keep the rules in other ways pass, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) {
 	for name, edit := range map[string]func(*inmem){
 		"own tokens":    func(*inmem) {},

@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// What a merchant does once, where the portal key is.
+// A merchant does this once, where the portal key is kept.
 func ExampleHash() {
 	hash := payone.Hash("secretTestKey", payone.HashParameters{
 		AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true,
@@ -23,8 +23,8 @@ func ExampleHash() {
 	// 72a4a5acd535aa5eb87bee93f288b8016fb44134767a36d323dafe2105f491bc555e47d7e2cdc1ee6f291f0999e30d68
 }
 
-// A client with a provider for tests, at which cards fare as the simulator has it.
-// A vault calls it for ObtainPPAN.
+// A client and a test provider. The simulator decides about cards. In production the vault
+// calls the client for ObtainPPAN.
 func ExampleNew() {
 	ctx := context.Background()
 	sim, err := simnet.New(ctx, memstore.New(), nil)

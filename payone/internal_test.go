@@ -22,7 +22,7 @@ import (
 	"github.com/cardvault/cardvault/ppan"
 )
 
-// The documented vector has neither api_version nor the rest that could differ.
+// The documented vector has no api_version, and lacks the other fields that could differ.
 func TestHashVector(t *testing.T) {
 	list := HashParameters{AID: "10002", MID: "10001", PortalID: "2000002"}.list()
 	list = append(list[:1], list[2:]...)
@@ -32,9 +32,9 @@ func TestHashVector(t *testing.T) {
 	}
 }
 
-const longValue = 255 // the longest of an account
+const longValue = 255 // the longest allowed fields
 
-// request returns a request whose form is as long as it can be, or a short one.
+// request returns a request with the longest possible form, or a short one.
 func request(long bool) *ppan.Request {
 	value := "22222"
 	if long {
@@ -51,7 +51,7 @@ func request(long bool) *ppan.Request {
 	}
 }
 
-// witness is a body that keeps the buffers it was read into: those of the transport.
+// witness is a body that keeps the buffers it was read into, which belong to the transport.
 type witness struct {
 	io.ReadCloser
 	seen [][]byte
@@ -63,14 +63,14 @@ func (w *witness) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// What the transport wrote a form from is erased when the answer is there, and
-// the server has got the form whole.
+// The transport's copies of a form are erased when the answer arrives. The server has
+// received the whole form.
 func TestErased(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		secure bool
 		long   bool
-		buffer int // of the transport
+		buffer int // the transport's
 	}{
 		{"plain", false, false, writeBuffer},
 		{"TLS", true, false, writeBuffer},
@@ -120,7 +120,7 @@ func TestErased(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Having read to the end, the transport has seen its writes done.
+			// Having read to the end, the transport has seen its writes finish.
 			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 				t.Fatal(err)
 			}
@@ -160,8 +160,7 @@ func TestErasedOnFailure(t *testing.T) {
 	}
 }
 
-// A form does not grow its buffer, and whoever reads it once it is wiped gets
-// nothing of it.
+// A form does not grow its buffer, and cannot be read after it is wiped.
 func TestForm(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		r := request(long)
@@ -194,7 +193,7 @@ func TestForm(t *testing.T) {
 	}
 }
 
-// What is read of a form while it is wiped is the form as far as it goes.
+// Reads of a form during its wipe return an unchanged beginning of the form.
 func TestFormWhileWiped(t *testing.T) {
 	want := newForm(request(false), false).text
 	for range 100 {
@@ -242,7 +241,7 @@ func TestDeadline(t *testing.T) {
 		{"own", "http://127.0.0.1", 3 * time.Second, 3 * time.Second},
 		{"longer", "http://127.0.0.1", time.Minute, time.Minute},
 		{"TLS", "https://127.0.0.1", 0, timeout},
-		{"TLS, longer", "https://127.0.0.1", time.Minute, timeout}, // it is the handshake that has no time left
+		{"TLS, longer", "https://127.0.0.1", time.Minute, timeout}, // the handshake has no time left
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -264,7 +263,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// Close ends what the transport is dialing for nobody.
+// Close ends connection attempts that no call waits for.
 func TestCloseWhileConnecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := false
@@ -279,7 +278,7 @@ func TestCloseWhileConnecting(t *testing.T) {
 		}
 		synctest.Wait()
 		if ended {
-			t.Error("the connection ends with the call") // it need not, but then this test shows nothing
+			t.Error("the connection ends with the call") // it need not, and then this test proves nothing
 		}
 		client.Close()
 		synctest.Wait()
@@ -303,7 +302,7 @@ func (c counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Of an answer without an end no more is read than may be used.
+// An endless answer is read only up to the limit.
 func TestBounds(t *testing.T) {
 	for _, c := range []struct {
 		name, head, rest string
@@ -349,7 +348,7 @@ func TestBounds(t *testing.T) {
 				}
 				const buffers = 16 << 10
 				if n := read.Load(); n > c.most+buffers {
-					t.Errorf("%d bytes are read, want at most %d and what is in buffers", n, c.most)
+					t.Errorf("%d bytes are read, want at most %d and buffers", n, c.most)
 				}
 				client.Close()
 			})

@@ -111,7 +111,7 @@ func (s *shop) ask(t testing.TB) (*ppan.Answer, error) {
 	return s.ObtainPPAN(ctx, request(plainHash))
 }
 
-// works checks that the provider is asked once, and answers.
+// works checks that one request reaches the provider and is answered.
 func (s *shop) works(t testing.TB) {
 	t.Helper()
 	before := s.Requests()
@@ -119,7 +119,7 @@ func (s *shop) works(t testing.TB) {
 		t.Errorf("ObtainPPAN = %+v, %v", p, err)
 	}
 	if n := s.Requests() - before; n != 1 {
-		t.Errorf("%d requests have come", n)
+		t.Errorf("%d requests have arrived", n)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// TestFIPS: portal keys are shorter than FIPS 140 has it.
+// TestFIPS: portal keys are shorter than FIPS 140 allows.
 func TestFIPS(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestHash$")
 	cmd.Env = append(os.Environ(), "GODEBUG=fips140=only")
@@ -155,7 +155,7 @@ func TestFIPS(t *testing.T) {
 	}
 }
 
-// What goes over the wire, byte by byte.
+// The bytes on the wire.
 func TestWire(t *testing.T) {
 	odd := request(plainHash)
 	odd.Account.AID = " a&b=c+d%~"
@@ -192,7 +192,7 @@ func TestWire(t *testing.T) {
 				got = string(dump)
 			}), payone.Options{TravelCard: c.travel})
 			if _, err := s.ObtainPPAN(t.Context(), c.r); err == nil {
-				t.Error("an empty answer is one")
+				t.Error("an empty answer is accepted")
 			}
 			want := "POST /client-api/ HTTP/1.1\r\nHost: " + s.server.Listener.Addr().String() + "\r\n" +
 				"Accept: application/json\r\n" + fmt.Sprintf("Content-Length: %d\r\n", len(c.want)) +
@@ -269,9 +269,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Whatever a provider does wrong is an error, in time, which tells nothing of the
-// request. It is asked once, whether the connection was used before or not, and
-// the next call works.
+// Every fault of a provider is an error, in time, that says nothing of the request. Each
+// request is sent once, on a new or a used connection, and the next call works.
 func TestFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		fault payonetest.Fault
@@ -322,7 +321,7 @@ func TestFaults(t *testing.T) {
 						vaulttest.AssertNoLeak(t, secrets, err)
 					}
 					if n := s.Requests() - before; n != 1 {
-						t.Errorf("%d requests have come", n)
+						t.Errorf("%d requests have arrived", n)
 					}
 					s.works(t)
 				}
@@ -331,7 +330,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A deadline counts until the last byte of the answer, and so does giving up.
+// A deadline or a cancellation holds until the last byte of the answer.
 func TestGivingUp(t *testing.T) {
 	for name, fault := range map[string]payonetest.Fault{
 		"hangs": payonetest.Hang(nil), "drips": payonetest.Drip,
@@ -363,7 +362,7 @@ func TestGivingUp(t *testing.T) {
 						t.Errorf("ObtainPPAN = %v", err)
 					}
 					if n := s.Requests() - before; n != 2 {
-						t.Errorf("%d requests have come", n)
+						t.Errorf("%d requests have arrived", n)
 					}
 					s.works(t)
 				}
@@ -383,8 +382,8 @@ func TestConnectionIsReused(t *testing.T) {
 	})
 }
 
-// A provider that closes a connection behind its answer, without a word, is asked
-// on another one: at most once for each call, whatever the client has seen by then.
+// If a provider silently closes a connection after its answer, the request is sent on
+// another one. That happens at most once per call, however much the client has noticed.
 func TestStaleConnection(t *testing.T) {
 	bothWays(t, func(t *testing.T, s *shop) {
 		const body = `{"status":"ERROR"}`
@@ -403,7 +402,7 @@ func TestStaleConnection(t *testing.T) {
 	})
 }
 
-// Each of many calls at a time gets its own answer, or its own end.
+// Each of many concurrent calls receives its own answer, or its own cancellation.
 func TestConcurrent(t *testing.T) {
 	bothWays(t, func(t *testing.T, s *shop) {
 		var wg sync.WaitGroup
@@ -438,8 +437,8 @@ func TestConcurrent(t *testing.T) {
 	})
 }
 
-// TestUnsolicited: net/http logs what a server says unasked, here the request. It
-// does so in the log of the process, so it is another process that is looked at.
+// TestUnsolicited: net/http logs unsolicited text of a server, here the request. It uses
+// the log of the process, so another process makes the call, and its log is checked.
 func TestUnsolicited(t *testing.T) {
 	const child = "PAYONE_TEST_CHILD"
 	if os.Getenv(child) == "" {
@@ -470,7 +469,7 @@ func TestUnsolicited(t *testing.T) {
 			if _, err := io.WriteString(conn, answer+string(form)); err != nil {
 				t.Error(err)
 			}
-			_, _ = io.Copy(io.Discard, conn) // until the client closes it, having logged
+			_, _ = io.Copy(io.Discard, conn) // until the client closes it, after logging
 		})
 		if _, err := s.ask(t); err != nil {
 			t.Error(err)
@@ -541,14 +540,14 @@ func TestNew(t *testing.T) {
 	} {
 		_, err := payone.New(bad, nil)
 		if err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 			continue
 		}
 		vaulttest.AssertNoLeak(t, []string{"s3cr3t"}, err)
 	}
 }
 
-// What cannot be sent is not.
+// Requests that cannot be sent are refused.
 func TestRefused(t *testing.T) {
 	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{})
 	live, empty, nobody := request(plainHash), request(plainHash), request(plainHash)
@@ -571,7 +570,7 @@ func TestRefused(t *testing.T) {
 		t.Error("a closed client works")
 	}
 	if n := s.Requests(); n != 0 {
-		t.Errorf("%d requests have come", n)
+		t.Errorf("%d requests have arrived", n)
 	}
 }
 
@@ -660,13 +659,12 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// A configuration for TLS is the caller's: it is copied, and HTTP/2 in it does not
-// count.
+// A TLS configuration belongs to the caller: it is copied, and HTTP/2 in it is ignored.
 func TestTLSOption(t *testing.T) {
 	s := open(t, true, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{})
 	config := s.server.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 	config.NextProtos = []string{"h2"}
-	config.ServerName = "example.com" // is in the certificate of httptest
+	config.ServerName = "example.com" // the name in the certificate of httptest
 	s.server.TLS.NextProtos = []string{"h2", "http/1.1"}
 	client, err := payone.New(s.server.URL, &payone.Options{TLS: config})
 	if err != nil {

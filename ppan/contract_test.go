@@ -9,7 +9,7 @@ import (
 	"github.com/cardvault/cardvault/ppantest"
 )
 
-// The adapter of the example keeps the contract.
+// The example's adapter keeps the contract.
 func TestExample(t *testing.T) {
 	ppantest.Run(t, ppantest.Harness{
 		Open:    func(testing.TB) ppan.Provider { return psp{} },

@@ -11,7 +11,8 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A psp is the skeleton of an adapter to a payment provider, here one that keeps every card.
+// A psp is the skeleton of an adapter to a payment provider, here to a provider that
+// accepts every card.
 type psp struct{}
 
 var _ ppan.Provider = psp{}
@@ -21,10 +22,10 @@ func (psp) Info() ppan.Info { return ppan.Info{Name: "psp", SandboxOnly: true} }
 // ObtainPPAN sends the card, once, and returns the answer of the provider.
 func (psp) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err // an error says that there is no answer
+		return nil, err // an error means that there is no answer
 	}
 	masked := ""
-	r.PAN.Expose(func(digits []byte) { // the number is not kept
+	r.PAN.Expose(func(digits []byte) { // this provider drops the number
 		masked = string(digits[:6]) + "XXXXXX" + string(digits[len(digits)-4:])
 	})
 	return &ppan.Answer{
@@ -36,7 +37,7 @@ func (psp) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer, error
 	}, nil
 }
 
-// The card of a token goes to a payment provider, which gives a pseudo card number for it.
+// The card of a token is sent to a payment provider, which returns a pseudo card number.
 func ExampleProvider() {
 	ctx := context.Background()
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key

@@ -48,7 +48,7 @@ func (m *mutant) ObtainPPAN(ctx context.Context, r *ppan.Request) (*ppan.Answer,
 	return m.Provider.ObtainPPAN(ctx, r)
 }
 
-// answering alters answers.
+// answering changes answers.
 func answering(edit func(*ppan.Answer, *ppan.Request)) func(*mutant) {
 	return func(m *mutant) {
 		m.obtain = func(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
@@ -63,7 +63,7 @@ func answering(edit func(*ppan.Answer, *ppan.Request)) func(*mutant) {
 
 var errDown = errors.New("mutant: no connection")
 
-// failing replaces answers of a status by an error.
+// failing replaces answers with a status by an error.
 func failing(status ppan.Status) func(*mutant) {
 	return func(m *mutant) {
 		m.obtain = func(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
@@ -76,7 +76,7 @@ func failing(status ppan.Status) func(*mutant) {
 	}
 }
 
-// faults names for each fault a rule that must find it.
+// faults lists faults, each with a rule that must detect it.
 var faults = []struct {
 	fault, rule string
 	seed        func(m *mutant)
@@ -177,7 +177,7 @@ func harness(t testing.TB, edit func(*mutant)) ppantest.Harness {
 	}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	t.Parallel()
 	unproved := ppantest.Names()
@@ -199,5 +199,5 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// The simulator passes, so it is the fault that is found.
+// The simulator passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) { ppantest.Run(t, harness(t, func(*mutant) {})) }

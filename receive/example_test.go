@@ -14,7 +14,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
-// delivery returns a request as a vault sends it.
+// delivery returns a request like a vault's.
 func delivery(secret, body string) *http.Request {
 	const id = "7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"
 	sender, err := standardwebhooks.NewWebhook(secret)
@@ -33,8 +33,9 @@ func delivery(secret, body string) *http.Request {
 	return r
 }
 
-// A program that takes deliveries by other means than package endpoint bounds the body, and
-// verifies it as it came. While the secret of the webhook is rotated, it passes both.
+// A program that receives deliveries without package endpoint limits the size of the body,
+// and verifies it unchanged. During a rotation of the webhook's secret it passes both
+// secrets.
 func ExampleVerify() {
 	const text, formerText = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_bm90IHVzZWQgYW55IG1vcmUsIG5vdCByZWFsbHk="
 	secret, former := receive.NewWebhookSecret([]byte(text)), receive.NewWebhookSecret([]byte(formerText))
@@ -58,7 +59,7 @@ func ExampleVerify() {
 	// true receive: delivery is not signed with one of the secrets
 }
 
-// An event that was verified when it arrived is read again, such as out of a queue.
+// An event that was verified on arrival is parsed again, for example from a queue.
 func ExampleParse() {
 	event, err := receive.Parse([]byte(`{"id":"7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11","created_at":"2026-01-02T03:04:05.000000Z",
 		"event_type":"token.updated","reason":"network_token_status_changed","sequence":1043,
@@ -77,8 +78,8 @@ func ExampleParse() {
 	// receive: body is not an event: created_at has another type
 }
 
-// A merchant opens the payment data of a payment, and passes number, expiry, cryptogram and
-// ECI on to its acquirer. Nothing else shows them.
+// A merchant opens the payment data of a payment, and passes the number, expiry, cryptogram
+// and ECI on to its acquirer. Nothing else exposes them.
 func ExampleOpenPaymentData() {
 	secret := receive.NewSharedSecret([]byte("shared-secret"))
 	const jwe = "eyJhbGciOiJBMjU2R0NNS1ciLCJlbmMiOiJBMjU2R0NNIiwiaXYiOiJSY0pDbnl2QjV2c3d1anZrIiwidGFnIjoiczY4Y18yQlJ1R2Nid3hmRHFTU21lZyJ9.VcLwb9ALnoaMhqFK6gYw7xlY6FqdiZhKFaqg5apt3uk.xLUV4q4CWqPGsi4l.VI5pIlCsfZ9WH73K_GGqVPHghmXZgNWovR6wCOgBJ5OL4HRGtgeBm91b-83e4RXmJf74G5rYRBO83jDl8YIISTcqsDFK8VGP7RxyUEAAFs6s6imJjk02gkV0EMmNk43HtYpWqpguSBsrCCvmaQhmLCWiuessGQ.SiDVGLeHQMXr8xusq_SV9A"
@@ -99,7 +100,7 @@ func ExampleOpenPaymentData() {
 	// true
 }
 
-// The text of a shared secret is for the place in which the merchant keeps it.
+// Text returns a shared secret for storage by the merchant.
 func ExampleSharedSecret_Text() {
 	secret := receive.NewSharedSecret([]byte("shared-secret"))
 	fmt.Println(secret, secret.Text())

@@ -27,7 +27,7 @@ const (
 		`"reason":"expired","sequence":1042,"token":{"id":"` + tokenID + `"}}`
 )
 
-// A number that is in no error.
+// A number that appears in no error.
 const canary = "6011000990139424"
 
 // secret returns a secret of n bytes.
@@ -45,7 +45,7 @@ func headers(id, at, signature string) http.Header {
 	return http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {at}, "Webhook-Signature": {signature}}
 }
 
-// signed returns the headers of a delivery that was signed a while ago.
+// signed returns the headers of a delivery signed some time ago.
 func signed(t testing.TB, ago time.Duration, body string, secrets ...receive.WebhookSecret) http.Header {
 	t.Helper()
 	at := strconv.FormatInt(time.Now().Add(-ago).Unix(), 10)
@@ -62,7 +62,7 @@ func signed(t testing.TB, ago time.Duration, body string, secrets ...receive.Web
 	return headers(eventID, at, strings.Join(signatures, " "))
 }
 
-// The vector of Standard Webhooks is signed, and no event.
+// The vector of Standard Webhooks is signed, and is not an event.
 func TestVector(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		timer := time.NewTimer(time.Until(time.Unix(1614265330, 0)))
@@ -166,7 +166,7 @@ func TestVerify(t *testing.T) {
 	})
 }
 
-// event returns a body with members in place of those that it has.
+// event returns a body with extra members, which replace its own.
 func event(members string) string {
 	return `{"id":"` + eventID + `","created_at":"2026-01-02T03:04:05Z","event_type":"x",` + members + `}`
 }
@@ -294,7 +294,7 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// An event that parses holds all that it must, and errors none of what was received.
+// A parsed event is complete, and errors contain no received text.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(body))
 	f.Add([]byte(event(`"event_type":"token.updated","token":{"id":"` + tokenID + `","cardholder_name":"x","authentication_data":{"eci":"05"}}`)))

@@ -22,7 +22,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// An inbox is what a shop has received.
+// An inbox holds the deliveries that a shop has received.
 type inbox struct {
 	mu     sync.Mutex
 	events []*receive.Event
@@ -46,8 +46,8 @@ func (i *inbox) last(t *testing.T) *receive.Event {
 	return i.events[len(i.events)-1]
 }
 
-// TestVault: events of each type arrive from a vault by its sender, and parse, and payment
-// data that it was asked for opens.
+// TestVault: a vault's sender delivers events of each type, which arrive and parse.
+// Requested payment data can be opened.
 func TestVault(t *testing.T) {
 	ctx := t.Context()
 	sim, err := simnet.New(ctx, memstore.New(), nil)
@@ -84,7 +84,7 @@ func TestVault(t *testing.T) {
 		t.Errorf("test: %+v", e)
 	}
 
-	// arrives checks the newest event against the token as the vault has it.
+	// arrives checks the newest event against the token in the vault.
 	var sequence uint64
 	arrives := func(typ receive.EventType, why receive.EventReason, id uuid.UUID) *receive.Event {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestVault(t *testing.T) {
 	}
 }
 
-// sameToken checks a token that arrived against the one that the vault has.
+// sameToken compares a received token with the vault's.
 func sameToken(t *testing.T, got *receive.Token, is *cardvault.Token) {
 	t.Helper()
 	want := receive.Token{

@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A network token that the issuer suspends after two seconds.
+// A network token that its issuer suspends after two seconds.
 func ExampleNetwork_Advance() {
 	ctx := context.Background()
 	sim, err := simnet.New(ctx, memstore.New(), nil)

@@ -49,7 +49,7 @@ func TestIdentify(t *testing.T) {
 			if again := identify(t, n, scheme, 70, key); *again != *r || *lookUp(t, n, r.Reference) != *r {
 				t.Errorf("%v, repeated: %+v, want %+v", scheme, again, r)
 			}
-			for _, answer := range []bool{passed, !passed} { // the first one counts
+			for _, answer := range []bool{passed, !passed} { // the first answer counts
 				if err := n.Control().EndIdentification(t.Context(), r.Reference, answer); err != nil {
 					t.Fatal(err)
 				}
@@ -101,7 +101,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// An identification outlives the process.
+// An identification survives the process.
 func TestIdentifyRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "simulator")
 	reference := ""

@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The simulator keeps the contract of a network, whatever store it is on and
-// whenever its network tokens become active.
+// The simulator keeps the contract of a network, on every store, and whether its network
+// tokens become active at once or later.
 func TestContract(t *testing.T) {
 	file := func(t testing.TB) network.Provider {
 		n, err := simnet.Open(t.Context(), t.TempDir(), nil)
@@ -50,7 +50,8 @@ func TestContract(t *testing.T) {
 		}, card.AmericanExpress, 2, 13},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// Drawn once a process, which under -race takes longer than the suite waits.
+			// Drawn once per process: under -race, drawing takes longer than the suite
+			// waits.
 			n := newNetwork(t, memstore.New(), nil)
 			if _, err := n.CardArt(t.Context(), &network.ArtRequest{ID: provision(t, n, request(c.scheme, 0)).Art}); err != nil {
 				t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 
 var portal = payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}
 
-// ppanRequest returns a request for a card, with a hash of portal.
+// ppanRequest returns a request for a card, with the portal's hash.
 func ppanRequest(number card.PAN) *ppan.Request {
 	return &ppan.Request{
 		Account: ppan.Account{
@@ -75,7 +75,8 @@ func TestPPANScenarios(t *testing.T) {
 	}
 }
 
-// A pseudo card number belongs to the card, and cannot be taken for one.
+// A card always has the same pseudo card number, which cannot be mistaken for a card
+// number.
 func TestPseudoPAN(t *testing.T) {
 	s := memstore.New()
 	n := newNetwork(t, s, nil)
@@ -101,14 +102,14 @@ func TestPseudoPAN(t *testing.T) {
 	}
 	other := newNetwork(t, memstore.New(), &simnet.Options{Seed: 7})
 	if got := obtainPPAN(t, other, ppanRequest(simnet.ScenarioPAN(card.Mastercard, 0))).PseudoPAN.Text(); seen[got] {
-		t.Error("the seed does not count")
+		t.Error("the seed makes no difference")
 	}
 }
 
 func TestPPANOtherCards(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	for _, c := range []struct {
-		number    string // check digit, if it is "?", to be added, also to truncated
+		number    string // if "?", the check digit is added, also in truncated
 		year      int
 		want      string // type of the card, or the code of the error
 		truncated string
@@ -175,7 +176,7 @@ func TestPPANHash(t *testing.T) {
 		}
 	}
 	if _, err := n.PPAN().ObtainPPAN(t.Context(), with(func(r *ppan.Request) { r.Sandbox = false })); err == nil {
-		t.Error("a live vault gets a pseudo card number")
+		t.Error("a live vault is given a pseudo card number")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -184,7 +185,7 @@ func TestPPANHash(t *testing.T) {
 	}
 }
 
-// The simulator answers a sandbox vault, without anything between.
+// The simulator answers a sandbox vault directly.
 func TestPPANOfVault(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: n.PPAN()})

@@ -89,7 +89,7 @@ func lookup(t testing.TB, n *simnet.Network, id string) *network.Token {
 	return got
 }
 
-// cryptogram asks for one under a new idempotency key.
+// cryptogram requests a cryptogram under a new idempotency key.
 func cryptogram(ctx context.Context, n *simnet.Network, id string) (*network.Cryptogram, error) {
 	return n.Cryptogram(ctx, &network.CryptogramRequest{
 		IdempotencyKey: uuid.NewString(),
@@ -109,7 +109,7 @@ func text(v card.CryptogramValue) (s string) {
 	return s
 }
 
-// wantRefusal checks that err is a refusal of a source and with a code.
+// wantRefusal checks that err is a refusal with a source and code.
 func wantRefusal(t testing.TB, what string, err error, source network.Source, code network.Code) {
 	t.Helper()
 	var e *network.Error
@@ -118,7 +118,7 @@ func wantRefusal(t testing.TB, what string, err error, source network.Source, co
 	}
 }
 
-// A mailbox is a sink that keeps what it gets, with the time since it was made.
+// A mailbox is a sink that keeps its notices, with the time since the mailbox was made.
 type mailbox struct {
 	start time.Time
 	mu    sync.Mutex
@@ -134,7 +134,7 @@ func (m *mailbox) sink(_ context.Context, n *network.Notice) error {
 	return nil
 }
 
-// take returns what has come since it was called last, such as "suspended@2s".
+// take returns the notices since its last call, such as "suspended@2s".
 func (m *mailbox) take() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,7 +209,7 @@ func TestScenarioPAN(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Error("ScenarioPAN of what there is not did not panic")
+					t.Error("ScenarioPAN of an unknown scenario did not panic")
 				}
 			}()
 			bad()
@@ -217,10 +217,10 @@ func TestScenarioPAN(t *testing.T) {
 	}
 }
 
-// A course is what a scenario leads to, ten seconds later.
+// A course is the outcome of a scenario, ten seconds later.
 type course struct {
 	code    int
-	first   network.Status // what Provision answers
+	first   network.Status // the state that Provision answers
 	notices []string
 	then    network.Status
 	check   func(t *testing.T, first, then *network.Token)
@@ -339,7 +339,7 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 			t.Errorf("notice %+v", e)
 		}
 		if e.Card != nil && *e.Card != *then.Card || e.Art != "" && e.Art != then.Art {
-			t.Errorf("notice tells %+v, %q, and Lookup %+v, %q", e.Card, e.Art, then.Card, then.Art)
+			t.Errorf("notice has %+v, %q, and Lookup %+v, %q", e.Card, e.Art, then.Card, then.Art)
 		}
 		if (e.Kind == network.NoticeCardReplaced || e.Kind == network.NoticeCardRenewed) != (e.Card != nil) ||
 			(e.Kind == network.NoticeArtChanged) != (e.Art != "") {
@@ -347,7 +347,7 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 		}
 	}
 	if then.State != c.first && c.code != 2 && (len(events) == 0 || !then.StateAt.Equal(events[0].OccurredAt)) {
-		t.Errorf("state is of %v, which is not what a notice told", then.StateAt)
+		t.Errorf("state is of %v, unlike in the notices", then.StateAt)
 	}
 	g, err := cryptogram(t.Context(), n, first.ID)
 	if c.then != active {
@@ -362,8 +362,8 @@ func (c course) run(t *testing.T, scheme card.Scheme) {
 	}
 }
 
-// The notices of scenario 060 that come twice are the same, and those that come
-// later are older.
+// The repeated notices of scenario 060 are identical, and later notices report earlier
+// changes.
 func TestReversedNotices(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -408,7 +408,7 @@ func TestRefusals(t *testing.T) {
 				r := request(s, c.code)
 				for i := 1; i <= 4; i++ {
 					r := again(r, i)
-					for range 2 { // the same key has the same answer
+					for range 2 { // the same key returns the same answer
 						got, err := n.Provision(t.Context(), r)
 						if i <= c.times {
 							wantRefusal(t, r.IdempotencyKey[36:], err, c.source, c.reason)
@@ -421,7 +421,7 @@ func TestRefusals(t *testing.T) {
 						}
 					}
 				}
-				// What became of one token says nothing of another.
+				// The state of one token does not affect another.
 				_, err := n.Provision(t.Context(), request(s, c.code))
 				wantRefusal(t, "another token", err, c.source, c.reason)
 			})
@@ -429,12 +429,12 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Cards that are no scenario's become active at once, also if they look like one.
+// Cards without a scenario become active at once, even if their numbers look similar.
 func TestOtherCards(t *testing.T) {
 	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
 	for _, c := range []struct {
 		scheme card.Scheme
-		number string // check digit, if it is "?", to be added
+		number string // if "?", the check digit is added
 	}{
 		{card.VISA, "4242424242424242"},
 		{card.VISA, "4111141011111111116"},
@@ -607,7 +607,7 @@ func TestForms(t *testing.T) {
 			}
 			other, err := cryptogram(t.Context(), n, id)
 			if err != nil || digits(other.Number) != digits(g.Number) || other.Expiry != g.Expiry {
-				t.Fatalf("another cryptogram is of another number, or %v", err)
+				t.Fatalf("another cryptogram has another number, or %v", err)
 			}
 			for _, v := range []string{text(g.Value), text(other.Value)} {
 				b, err := base64.StdEncoding.DecodeString(v)
@@ -629,8 +629,8 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// No card keeps its last four digits when it is replaced, and its network token
-// never has the same.
+// Replacing a card always changes its last four digits. Its network token never ends in the
+// digits of the card, before or after.
 func TestLastFour(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	r := request(card.VISA, 0)
@@ -644,7 +644,7 @@ func TestLastFour(t *testing.T) {
 			t.Errorf("the card ends in %s, want %s", got, want)
 		}
 	}
-	// Under these keys the first number that is drawn ends in these digits.
+	// Under these keys the first drawn number ends in these digits.
 	for key, four := range map[string]string{"draw-550": "0005", "draw-3114": "4242", "draw-211": "2424"} {
 		r := request(card.VISA, 0)
 		r.IdempotencyKey = key
@@ -719,7 +719,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// Whatever is done with a card, its number is in nothing that is stored.
+// No stored record contains a card number, whatever is done with the card.
 func TestNoCardData(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var forbidden [][]byte
@@ -728,7 +728,7 @@ func TestNoCardData(t *testing.T) {
 			for _, s := range defaults {
 				r := request(s, code)
 				r.Name = card.NewName([]byte("cardholder name"))
-				// Not a real one: four digits would be in what is stored by chance.
+				// Not a real code: its digits would occur in stored data by chance.
 				r.SecurityCode = card.NewSecurityCode([]byte("code 7391"))
 				requests = append(requests, r)
 				forbidden = append(forbidden, []byte(digits(r.PAN)))
@@ -770,7 +770,7 @@ func TestCardArt(t *testing.T) {
 			}
 			b := got.Image
 			if m, err := png.Decode(bytes.NewReader(b)); err != nil || m.Bounds().Dx() != 480 || m.Bounds().Dy() != 302 {
-				t.Fatalf("art is no PNG of 480 by 302: %v", err)
+				t.Fatalf("art is not a PNG of 480 by 302: %v", err)
 			}
 			if other, ok := images[string(b)]; ok {
 				t.Errorf("%s looks like %s", id, other)
@@ -786,13 +786,13 @@ func TestCardArt(t *testing.T) {
 		}
 	}
 	if _, err := n.CardArt(t.Context(), &network.ArtRequest{ID: "none"}); err == nil {
-		t.Error("there is art that there is not")
+		t.Error("an unknown id has art")
 	}
 }
 
 func TestOptions(t *testing.T) {
 	if _, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{Schemes: []card.Scheme{card.UnknownScheme}}); err == nil {
-		t.Error("New took a scheme that it does not know")
+		t.Error("New accepted an unknown scheme")
 	}
 	number := func(s store.Store, seed uint64) string {
 		n := newNetwork(t, s, &simnet.Options{Seed: seed})

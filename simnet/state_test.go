@@ -20,8 +20,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// Under one key there is one network token, however often and from wherever it is
-// asked for, also after a restart.
+// One key makes one network token, however often and wherever it is used, even after a
+// restart.
 func TestIdempotency(t *testing.T) {
 	dir := t.TempDir()
 	r := request(card.VISA, 0)
@@ -64,8 +64,8 @@ func TestIdempotency(t *testing.T) {
 	}
 }
 
-// A repeated call tells what has become of the network token, and the card as it
-// was: the vault compares it with its own.
+// A repeated call returns the present state of the network token, and the card as first
+// sent: the vault compares it with its own.
 func TestRepeatedLater(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	for code, want := range map[int]network.Status{1: active, 30: inactive, 32: deleted, 34: active} {
@@ -143,7 +143,7 @@ func TestControl(t *testing.T) {
 		for _, step := range []struct {
 			name   string
 			f      func(context.Context, uuid.UUID) error
-			notice string // "": it means nothing
+			notice string // "" means no effect
 			state  network.Status
 			expiry int
 		}{
@@ -162,7 +162,7 @@ func TestControl(t *testing.T) {
 			// In a bubble all of this happens at the same instant.
 			for _, notice := range m.got {
 				if !notice.OccurredAt.After(last) {
-					t.Errorf("%s is no later than what was before", step.name)
+					t.Errorf("%s is not later than the step before", step.name)
 				}
 				last = notice.OccurredAt
 			}
@@ -204,7 +204,7 @@ func TestControl(t *testing.T) {
 	})
 }
 
-// Issuer and cardholder suspend on their own.
+// Issuer and cardholder suspend independently.
 func TestSuspender(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	r := request(card.VISA, 0)
@@ -236,7 +236,7 @@ func TestSuspender(t *testing.T) {
 	wantRefusal(t, "Suspend of a pending one", n.Suspend(t.Context(), network.Ref{ID: waiting}), network.SourceScheme, "declined")
 }
 
-// What is due goes on in the process that has the state next.
+// Due changes continue in the next process with the state.
 func TestRestart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -289,8 +289,8 @@ func TestAdvance(t *testing.T) {
 	})
 }
 
-// A notice that sink fails for comes again after 0.1, 0.2, … 5 s, before others of
-// its network token and without holding up any other's.
+// A notice that sink fails for is repeated after 0.1, 0.2, … 5 s. It delays later notices
+// of its network token only.
 func TestFeedRetries(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -331,8 +331,8 @@ func TestFeedRetries(t *testing.T) {
 	})
 }
 
-// A notice for a vault that does not know the network token is dropped after 30 s,
-// and one that gets to know it in time has it.
+// A notice about a network token that the vault does not know is dropped after 30 s. A
+// vault that stores the network token in time receives it.
 func TestFeedNotFound(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -362,7 +362,7 @@ func TestFeedNotFound(t *testing.T) {
 	})
 }
 
-// Of a network token that the vault has deleted nothing is told any more.
+// After a vault deletes a network token there are no more notices about it.
 func TestFeedAfterDelete(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -397,7 +397,7 @@ func TestFeedAfterDelete(t *testing.T) {
 	})
 }
 
-// What was delivered as ctx ended does not come again, and what was not comes at
+// A notice delivered as ctx ended is not repeated. Others are delivered by the next Feed at
 // once.
 func TestFeedEnds(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
@@ -426,8 +426,8 @@ func TestFeedEnds(t *testing.T) {
 	})
 }
 
-// Two vaults that feed from one simulator lose nothing, and a slow one holds up
-// nobody but itself.
+// Two vaults that feed from one simulator lose nothing, and a slow vault delays only
+// itself.
 func TestTwoFeeds(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -457,7 +457,7 @@ func TestTwoFeeds(t *testing.T) {
 	})
 }
 
-// A notice that another Feed has delivered meanwhile takes no other with it.
+// A notice that another Feed has delivered meanwhile does not affect others.
 func TestFeedOvertaken(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -495,14 +495,13 @@ func TestFeedOvertaken(t *testing.T) {
 		close(up)
 		<-time.After(time.Minute)
 		synctest.Wait()
-		if got := m.take(); len(got) == 0 { // the other Feed may have had it too
+		if got := m.take(); len(got) == 0 { // the other Feed may also have delivered it
 			t.Errorf("notices are %v", got)
 		}
 	})
 }
 
-// A vault that does not listen loses the oldest notices of a network token, not
-// the newest.
+// A vault that does not feed loses the oldest notices of a network token, not the newest.
 func TestBacklog(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		n := newNetwork(t, memstore.New(), nil)
@@ -545,7 +544,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// A Control finds the network token of a token among those that it had before.
+// A Control finds the latest of many network tokens of a token.
 func TestControlLatest(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	r := request(card.VISA, 0)

@@ -8,7 +8,7 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// Stored attempts stay as they are, with numbers that begin with 0 for owners.
+// Stored attempts keep their format, in which owners are numbered from 0.
 func TestStored(t *testing.T) {
 	const stored = `{"token":{"scheme":1,"made":1,"first":{"last_four":"1111","expiry":{"Month":12,"Year":2030}},` +
 		`"card":{"last_four":"1111","expiry":{"Month":12,"Year":2030}},"art":1,"expiry":{"Month":12,"Year":2030},` +

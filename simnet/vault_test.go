@@ -20,7 +20,7 @@ import (
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
-// What a vault makes of each scenario.
+// The vault's view of each scenario.
 func TestVault(t *testing.T) {
 	for _, c := range []struct {
 		code   int
@@ -126,7 +126,7 @@ func TestVault(t *testing.T) {
 	}
 }
 
-// A live vault refuses a simulator, however many decorators are around it.
+// A live vault refuses a simulator, inside any number of decorators.
 func TestLiveVault(t *testing.T) {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {
@@ -153,7 +153,8 @@ func TestLiveVault(t *testing.T) {
 	}
 }
 
-// A decorator with Unwrap loses none of the simulator's powers, and one without is not taken.
+// A decorator with Unwrap keeps the simulator's capabilities. A decorator without it is
+// refused.
 func TestDecoratedSimulator(t *testing.T) {
 	sim := newNetwork(t, memstore.New(), nil)
 	v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Network: counted{counted{sim}}})
@@ -180,7 +181,7 @@ func TestDecoratedSimulator(t *testing.T) {
 	}
 }
 
-// A counted network is what a program puts around one for metrics.
+// A counted network is a decorator as for metrics.
 type counted struct{ network.Provider }
 
 func (c counted) Unwrap() network.Provider { return c.Provider }

@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A table has a row for each event that a sink has handled, as a database does. Inserting a row
-// that is there changes nothing.
+// A table has a row for each event that a sink has handled, like a database table.
+// Inserting an existing row changes nothing.
 type table struct {
 	mu   sync.Mutex
 	rows map[uuid.UUID]bool
@@ -33,7 +33,7 @@ func (t *table) count(_ context.Context, id uuid.UUID) (int, error) {
 	return 0, nil
 }
 
-// A handler is a sink on a table: the id of an event makes a repetition harmless.
+// A handler is a sink on a table. The id of an event makes repetitions harmless.
 type handler struct{ db *table }
 
 func (h handler) Event(ctx context.Context, e *cardvault.Event) error {
@@ -43,7 +43,7 @@ func (h handler) Event(ctx context.Context, e *cardvault.Event) error {
 	return h.db.insert(ctx, e.ID)
 }
 
-// The whole test of a sink. All sinks that Open returns work on one database.
+// The whole test of a sink. All sinks returned by Open work on the same database.
 func ExampleRun() {
 	_ = func(t *testing.T) {
 		db := &table{rows: map[uuid.UUID]bool{}}

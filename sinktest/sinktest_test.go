@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A ledger is what a sink keeps: how often an event has had its effect.
+// A ledger is the storage of a sink: the number of effects of each event.
 type ledger struct {
 	mu      sync.Mutex
 	effects map[uuid.UUID]int
@@ -32,7 +32,7 @@ func (l *ledger) add(id uuid.UUID) {
 	l.effects[id]++
 }
 
-// take has the effect of an event, once.
+// take applies the effect of an event, once.
 func (l *ledger) take(ctx context.Context, e *cardvault.Event) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -48,14 +48,14 @@ type sink func(ctx context.Context, e *cardvault.Event) error
 
 func (f sink) Event(ctx context.Context, e *cardvault.Event) error { return f(ctx, e) }
 
-// open makes a sink on a ledger, as a process does when it starts.
+// open makes a sink on a ledger, like a starting process.
 type open func(l *ledger) sink
 
 func right(l *ledger) sink { return l.take }
 
 var errRefused = errors.New("the sink does not want it")
 
-// faults names for each fault a rule that must find it.
+// faults lists faults, each with a rule that must detect it.
 var faults = []struct {
 	fault, rule string
 	open        open
@@ -154,7 +154,7 @@ func harness(o open) sinktest.Harness {
 	return sinktest.Harness{Open: func(testing.TB) cardvault.EventSink { return o(l) }, Count: l.count}
 }
 
-// Every rule must find the fault that is made for it.
+// Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
 	t.Parallel()
 	unproved := sinktest.Names()
@@ -176,10 +176,10 @@ func TestRulesCanFail(t *testing.T) {
 	}
 }
 
-// A sink without fault passes, so it is the fault that is found.
+// A sink without a fault passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) { sinktest.Run(t, harness(right)) }
 
-// Who comes second may fail: the event comes again.
+// The second of two concurrent calls may fail: the event is repeated.
 func TestLoserFails(t *testing.T) {
 	sinktest.Run(t, harness(func(l *ledger) sink {
 		busy := new(sync.Map)

@@ -12,7 +12,7 @@ import (
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
-// A checkout is a program that is tested.
+// A checkout is the program under test.
 type checkout struct {
 	vault *cardvault.Vault
 	log   *slog.Logger
@@ -41,7 +41,7 @@ func Example() {
 	}
 }
 
-// Whatever the test did, nothing that looks like a card number is in a folder.
+// After the test, no file in a folder contains anything like a card number.
 func ExampleAssertNoCardNumber() {
 	_ = func(t *testing.T, dir string) {
 		allow := []string{"4242424242424242"} // in the documentation

@@ -26,7 +26,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A recorder is a test that keeps its failures to itself.
+// A recorder is a test that records its failures.
 type recorder struct {
 	testing.TB
 	errs  []string
@@ -37,7 +37,7 @@ func (r *recorder) Helper()                      {}
 func (r *recorder) Errorf(f string, args ...any) { r.errs = append(r.errs, fmt.Sprintf(f, args...)) }
 func (r *recorder) Fatalf(f string, args ...any) { r.fatal = true; panic(r) }
 func (r *recorder) Fatal(args ...any)            { r.fatal = true; panic(r) }
-func (r *recorder) run(f func(t testing.TB)) bool { // reports whether f failed
+func (r *recorder) run(f func(t testing.TB)) bool { // true if f failed
 	defer func() {
 		if p := recover(); p != nil && p != any(r) {
 			panic(p)
@@ -212,7 +212,7 @@ func TestLeakSinks(t *testing.T) {
 	}
 }
 
-// What would prove nothing fails.
+// An assertion that could prove nothing fails.
 func TestLeakProvesNothing(t *testing.T) {
 	for why, f := range map[string]func(testing.TB){
 		"no secret":       func(t testing.TB) { vaulttest.AssertNoLeak(t, nil, "x") },
@@ -227,7 +227,7 @@ func TestLeakProvesNothing(t *testing.T) {
 	}
 }
 
-// noise is what stands in logs and answers: about 1 MB, the same every time.
+// noise is text as in logs and answers: about 1 MB, the same every time.
 func noise() string {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) []byte {

@@ -15,12 +15,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// A card gets a network token, which its issuer suspends.
+// A card has a network token, which its issuer suspends.
 func ExampleNewNetwork() {
 	_ = func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n := vaulttest.NewNetwork(t)
-			go n.Vault.Run(t.Context()) // passes on what the network says
+			go n.Vault.Run(t.Context()) // passes on the network's notices
 
 			token, err := n.Vault.Import(t.Context(), cardvault.Card{
 				PAN:    simnet.ScenarioPAN(card.VISA, 0),

@@ -8,7 +8,7 @@ import (
 	"github.com/cardvault/cardvault/vaulttest"
 )
 
-// What a program learns of the cards that it stores.
+// The events that a program receives about its stored cards.
 func ExampleRecorder() {
 	_ = func(t *testing.T, card cardvault.Card) {
 		var events vaulttest.Recorder

@@ -7,7 +7,7 @@ import (
 	"github.com/cardvault/cardvault/webhook"
 )
 
-// A vault that delivers events to webhooks. The sender outlives it.
+// A vault that delivers events to webhooks. The sender must be closed after the vault.
 func ExampleNew() {
 	sender := webhook.New(nil)
 	defer sender.Close()
@@ -22,7 +22,7 @@ func ExampleNew() {
 	// must have a public host
 }
 
-// A sandbox may deliver to the machine that it runs on.
+// A sandbox may deliver to its own machine.
 func ExampleOptions() {
 	sender := webhook.New(&webhook.Options{AllowPrivateTargets: true})
 	defer sender.Close()

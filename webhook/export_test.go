@@ -6,11 +6,11 @@ import (
 	"syscall"
 )
 
-// Resolve has s look up hosts with r.
+// Resolve makes s look up hosts with r.
 func Resolve(s *Sender, r *net.Resolver) { s.dialer.Resolver = r }
 
-// Watch has passed called with each address that s would connect to by its rules.
-// It connects only if passed returns true.
+// Watch makes s call passed with each address that its rules let it connect to. It connects
+// only if passed returns true.
 func Watch(s *Sender, passed func(address string) bool) {
 	rules := s.dialer.Control
 	s.dialer.Control = func(network, address string, c syscall.RawConn) error {

@@ -26,7 +26,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A sender that heeded these would reach nothing at all.
+// A sender that used these proxies would reach nothing at all.
 func TestMain(m *testing.M) {
 	for _, name := range []string{"HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"} {
 		if err := os.Setenv(name, "http://127.0.0.1:1"); err != nil {
@@ -73,7 +73,7 @@ func delivery(url string) *cardvault.Delivery {
 	return d
 }
 
-// An inbox is a receiver with a sender to it.
+// An inbox is a receiver, and a sender to it.
 type inbox struct {
 	*webhooktest.Receiver
 	*webhook.Sender
@@ -129,11 +129,11 @@ func (in *inbox) works(t testing.TB) {
 	}
 	all := in.Deliveries()
 	if len(all) != before+1 || all[before].Err != nil {
-		t.Errorf("%d deliveries came, the last with %v", len(all)-before, all[len(all)-1].Err)
+		t.Errorf("%d deliveries arrived, the last with %v", len(all)-before, all[len(all)-1].Err)
 	}
 }
 
-// A zone is a name server that has the same addresses for every name.
+// A zone is a name server with the same addresses for every name.
 type zone struct {
 	mu        sync.Mutex
 	addresses []netip.Addr // none: no such name
@@ -157,7 +157,7 @@ func (z *zone) resolver() *net.Resolver {
 	}}
 }
 
-// serve answers queries as over TCP: RFC 1035, section 4.2.2.
+// serve answers queries framed as over TCP: RFC 1035, section 4.2.2.
 func (z *zone) serve(conn net.Conn) {
 	defer conn.Close()
 	for {
@@ -202,7 +202,7 @@ func (z *zone) answer(query []byte) []byte {
 	return a
 }
 
-// listen counts the connections that come to a port of all local addresses.
+// listen counts the connections to a port on all local addresses.
 func listen(t testing.TB) (port string, count func() int64) {
 	t.Helper()
 	listener, err := net.Listen("tcp", ":0")

@@ -33,7 +33,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
-// What an answer says, or a URL asks, is in no error and no log.
+// Text of an answer or a URL appears in no error and no log.
 const canary = "6011000990139424"
 
 var canaries = []string{canary}
@@ -110,7 +110,8 @@ func TestRequest(t *testing.T) {
 			if err != nil || at < before || at > time.Now().Unix() {
 				t.Errorf("timestamp is %d, %v", at, err)
 			}
-			// By hand: two signatures, and the one of the oldest secret alone.
+			// Computed by hand: a signature for each secret, and the legacy one with the
+			// oldest secret.
 			var signatures []string
 			for _, s := range d.Secrets {
 				s.Expose(func(text []byte) {
@@ -164,10 +165,10 @@ func text(s string) []receive.WebhookSecret {
 	return []receive.WebhookSecret{receive.NewWebhookSecret([]byte(s))}
 }
 
-// A secret that would sign badly, or not at all, signs nothing.
+// A secret that is weak or unusable signs nothing.
 func TestSecrets(t *testing.T) {
 	in := open(t, false, webhook.Options{})
-	good := bytes.Repeat([]byte{0xfb}, 32) // with + and / in its base64
+	good := bytes.Repeat([]byte{0xfb}, 32) // contains + and / in its base64
 	encoded := base64.StdEncoding.EncodeToString(good)
 	d := delivery(in.url)
 	for name, secrets := range map[string][]receive.WebhookSecret{
@@ -256,15 +257,15 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// An answer is one as soon as its status is known, whatever its body does, and what
-// is left of it is not waited for.
+// The status of an answer decides at once, whatever its body does. The rest of the body is
+// not waited for.
 func TestBodies(t *testing.T) {
 	bothWays(t, webhook.Options{Timeout: 2 * time.Second}, func(t *testing.T, in *inbox) {
 		for _, c := range []struct {
 			name   string
 			answer webhooktest.Answer
 			reused bool
-			late   bool // ends by the timeout
+			late   bool // the timeout ends it
 		}{
 			{"empty", webhooktest.Body(0), true, false},
 			{"short", webhooktest.Body(100), true, false},
@@ -300,7 +301,8 @@ func TestBodies(t *testing.T) {
 	})
 }
 
-// What is no answer is an error, in time, and without a word of it.
+// A response that is not an answer is an error, in time, and the error contains nothing of
+// it.
 func TestNoAnswer(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	line := strings.Repeat("x", 1<<10)
@@ -347,7 +349,7 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// An answer of 101 hands over the connection; nobody waits for what comes of it.
+// After an answer of 101 the connection is dropped, without waiting for more.
 func TestSwitchingProtocols(t *testing.T) {
 	bothWays(t, webhook.Options{}, func(t *testing.T, in *inbox) {
 		gone := make(chan struct{})
@@ -371,7 +373,7 @@ func TestSwitchingProtocols(t *testing.T) {
 	})
 }
 
-// Neither a timeout nor a cancelled context is waited beyond.
+// Send returns at its timeout, and when its context is cancelled.
 func TestGivingUp(t *testing.T) {
 	headers := func(w http.ResponseWriter, r *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
@@ -484,8 +486,8 @@ func TestConnections(t *testing.T) {
 	})
 }
 
-// A webhook that closes a connection behind its answer, without a word, is asked on
-// another one: at most once for each attempt, whatever the sender has seen by then.
+// If a webhook silently closes a connection after its answer, the delivery is sent on
+// another one. That happens at most once per attempt, however much the sender has noticed.
 func TestStaleConnection(t *testing.T) {
 	bothWays(t, webhook.Options{}, func(t *testing.T, in *inbox) {
 		for range 50 {
@@ -499,8 +501,8 @@ func TestStaleConnection(t *testing.T) {
 	})
 }
 
-// TestUnsolicited: net/http logs what a server says unasked. It does so in the log
-// of the process, so it is another process that is looked at.
+// TestUnsolicited: net/http logs unsolicited text of a server. It uses the log of the
+// process, so another process sends, and its log is checked.
 func TestUnsolicited(t *testing.T) {
 	const child = "WEBHOOK_TEST_CHILD"
 	if os.Getenv(child) == "" {
@@ -526,7 +528,7 @@ func TestUnsolicited(t *testing.T) {
 			if _, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"+canary); err != nil {
 				t.Error(err)
 			}
-			_, _ = io.Copy(io.Discard, conn) // until the sender closes it, having logged
+			_, _ = io.Copy(io.Discard, conn) // until the sender closes it, after logging
 		})
 		if got, err := in.send(t); err != nil || got.StatusCode != 200 {
 			t.Errorf("Send = %+v, %v", got, err)
@@ -556,7 +558,7 @@ func TestUnreachable(t *testing.T) {
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()
 	trusting := server.Client().Transport.(*http.Transport).TLSClientConfig
-	// What the sender is used for says whom it calls, not who set it up.
+	// The URL's host is verified, not the ServerName of the configuration.
 	trusting.ServerName = "example.com"
 	loopback, unknown := new(zone), new(zone)
 	loopback.set("127.0.0.1")
@@ -579,7 +581,7 @@ func TestUnreachable(t *testing.T) {
 			webhook.Resolve(s, c.names.resolver())
 			got, err := s.Send(t.Context(), delivery(c.url+"/?"+canary))
 			if c.want == "" {
-				if err != nil || got.StatusCode != 400 { // what crypto/tls says to plain HTTP
+				if err != nil || got.StatusCode != 400 { // the answer of crypto/tls to plain HTTP
 					t.Errorf("Send = %+v, %v", got, err)
 				}
 				return
@@ -609,7 +611,7 @@ func TestRefused(t *testing.T) {
 	in.works(t)
 	in.Sender.Close()
 	if _, err := in.send(t); err == nil {
-		t.Error("a closed sender sends")
+		t.Error("a closed sender works")
 	}
 	if n := len(in.Deliveries()); n != 1 {
 		t.Errorf("%d deliveries", n)

@@ -13,7 +13,7 @@ import (
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 )
 
-// here are ways to write this machine; each leads here on some system.
+// here lists ways to write this machine's address; each works on some system.
 var here = []string{
 	"127.0.0.1", "127.0.0.2", "127.255.255.254", "0.0.0.0", "[::1]", "[::]",
 	"[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:127.0.0.1]", "[::127.0.0.1]",
@@ -23,7 +23,7 @@ var here = []string{
 	"ip6-localhost", "[::1%25lo]", "127%2e0%2e0%2e1", "%31%32%37.0.0.1", "①②⑦.⓪.⓪.①", "127。0。0。1", "ⓛocalhost",
 }
 
-// inside are targets that are not this machine and not public either.
+// inside lists targets that are neither this machine nor public.
 var inside = []string{
 	"10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1", "192.168.255.255",
 	"100.64.0.1", "100.100.100.200", "100.127.255.255", "169.254.0.1", "169.254.169.254", "0xa9fea9fe",
@@ -39,13 +39,13 @@ var inside = []string{
 	"host.docker.internal.",
 }
 
-// No target in any form is reached by what is written in the URL.
+// No inside target can be reached, however the URL is written.
 func TestHostileHosts(t *testing.T) {
 	port, count := listen(t)
 	s := webhook.New(nil)
 	t.Cleanup(s.Close)
 	names := new(zone)
-	names.set("127.0.0.1", "::1") // what is looked up, is here
+	names.set("127.0.0.1", "::1") // all names lead here
 	webhook.Resolve(s, names.resolver())
 	hosts := append(append([]string{}, here...), inside...)
 	if len(hosts) < 60 {
@@ -64,7 +64,7 @@ func TestHostileHosts(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 
-	// The listener is where they would have gone.
+	// The listener is where they would have arrived.
 	open := webhook.New(&webhook.Options{AllowPrivateTargets: true})
 	t.Cleanup(open.Close)
 	for _, host := range []string{"127.0.0.1", "0.0.0.0", "[::ffff:127.0.0.1]", "localhost"} {
@@ -75,8 +75,8 @@ func TestHostileHosts(t *testing.T) {
 	}
 }
 
-// special are the ranges of the IANA registries, and others, to which nothing
-// connects whatever name has led there.
+// special lists address ranges, from the IANA registries and elsewhere, that are never
+// connected to, whatever the name.
 var special = []string{
 	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16",
@@ -104,8 +104,8 @@ func ends(t *testing.T, cidr string) []string {
 	return []string{p.Masked().Addr().String(), a.String()}
 }
 
-// A name that looks innocent and leads to where nobody should go is found out when
-// the connection is made.
+// An innocent-looking name that leads to a forbidden address is refused when the connection
+// is made.
 func TestHostileNames(t *testing.T) {
 	port, count := listen(t)
 	names := new(zone)
@@ -141,7 +141,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// What is public is connected to, up to the neighbours of what is not.
+// Public addresses are connected to, including the neighbours of forbidden ranges.
 func TestPublicAddresses(t *testing.T) {
 	names := new(zone)
 	s := webhook.New(nil)
@@ -170,8 +170,8 @@ func TestPublicAddresses(t *testing.T) {
 	}
 }
 
-// A name that is public at first and private later, or both at once, gets nothing
-// of this machine: there is no look-up whose outcome is not that of the connection.
+// A name that is public first and private later, or both at once, does not reach this
+// machine: the addresses that are checked are the addresses that are dialed.
 func TestRebinding(t *testing.T) {
 	port, count := listen(t)
 	names := new(zone)
@@ -234,7 +234,7 @@ func TestCheck(t *testing.T) {
 	const marker = "4242424242424242"
 	for _, c := range []struct {
 		url string
-		by  int // who takes it
+		by  int // the senders that accept it
 	}{
 		{"https://shop.example", all},
 		{"https://shop.example/hook?x=" + marker, all},

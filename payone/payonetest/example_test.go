@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// What a program does when its provider is down for one request.
+// A program whose provider is down for one request.
 func ExampleNewFaulty() {
 	ctx := context.Background()
 	sim, err := simnet.New(ctx, memstore.New(), nil)

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pan = "4242424242424242"
 
-// form returns a form as the client of package payone sends it.
+// form returns a form as sent by package payone.
 func form(travelCard bool) url.Values {
 	of := payone.HashParameters{AID: "a&b %", MID: "11111", PortalID: "3333333", Sandbox: true, TravelCard: travelCard}
 	f := url.Values{
@@ -38,7 +38,7 @@ func form(travelCard bool) url.Values {
 	return f
 }
 
-// A recorder is a provider that keeps what it is asked, and answers p and err.
+// A recorder is a provider that records its requests, and answers p and err.
 type recorder struct {
 	asked []string
 	kept  *ppan.Request
@@ -92,7 +92,7 @@ func TestHandler(t *testing.T) {
 			}
 			erased := func(b []byte) {
 				if len(strings.Trim(string(b), "\x00")) > 0 {
-					t.Error("what was asked is not erased")
+					t.Error("the request is not erased")
 				}
 			}
 			p.kept.PAN.Expose(erased)
@@ -179,8 +179,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
-// Faults come in their order, one a request, and the form is kept without what is
-// secret in it.
+// Faults take effect in order, one per request. The form is recorded without its secrets.
 func TestFaulty(t *testing.T) {
 	p := &recorder{p: &ppan.Answer{Status: ppan.Invalid}}
 	f := payonetest.NewFaulty(payonetest.NewHandler(simnet.PortalKey, p))

@@ -23,7 +23,7 @@ const (
 	event   = `{"id":"` + eventID + `","created_at":"2026-01-02T03:04:05.000006Z","event_type":"webhook.test"}`
 )
 
-// request returns a delivery that is signed.
+// request returns a signed delivery.
 func request(t *testing.T, method string, body string) *http.Request {
 	t.Helper()
 	at := strconv.FormatInt(time.Now().Unix(), 10)
@@ -93,7 +93,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestWipedSecrets: the handler has copies of its secrets.
+// TestWipedSecrets: the handler has its own copies of the secrets.
 func TestWipedSecrets(t *testing.T) {
 	mine := receive.NewWebhookSecret([]byte(secret))
 	h, err := endpoint.New(func(context.Context, *receive.Event) error { return nil }, mine)

@@ -15,10 +15,10 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
-// A receiver acts on an event once, however often it arrives.
+// A receiver acts on an event once, even if it arrives several times.
 func ExampleNew() {
 	const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-	var seen sync.Map // in earnest a unique column, written in the transaction of what is done
+	var seen sync.Map // in production a unique column, written in the same transaction as the effect
 	hook, err := endpoint.New(func(ctx context.Context, e *receive.Event) error {
 		if _, again := seen.LoadOrStore(e.ID, true); again {
 			return nil
@@ -35,7 +35,7 @@ func ExampleNew() {
 	mux := http.NewServeMux()
 	mux.Handle("/hook", hook)
 
-	// A vault sends this, twice.
+	// A vault sends this twice.
 	const id, body = "7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11", `{"id":"7d7f3a52-6f0e-4d0b-8a43-0d2f9ddc2b11","created_at":"2026-01-02T03:04:05.000000Z",
 		"event_type":"token.deleted","reason":"expired","sequence":1042,"token":{"id":"1b2d3a52-6f0e-4d0b-8a43-0d2f9ddc2b11"}}`
 	sender, err := standardwebhooks.NewWebhook(secret)

@@ -2,7 +2,7 @@ package browser_test
 
 import "testing"
 
-// TestProperties uses the element as a program does that makes it before its script is
+// TestProperties uses the element like a program that creates it before its script is
 // loaded.
 func TestProperties(t *testing.T) {
 	t.Parallel()
@@ -26,14 +26,14 @@ func TestProperties(t *testing.T) {
 	id := p.await("success").TokenID
 	want(&p.world, id, `new FormData(card.form).get("token")`)
 
-	// With another session it starts again.
+	// A new session starts it again.
 	p.do(`card.sessionId = %s`, second)
 	p.await("ready")
 	want(&p.world, second, `card.getAttribute("session-id")`)
 	want(&p.world, false, `new FormData(card.form).has("token")`)
 	p.frame.wait(`[...document.querySelectorAll("input")].every((e) => e.disabled === (e.id === "name") && e.value === "")`)
 	p.enterCard(amex)
-	// The form empties it with its other fields.
+	// Resetting the form empties it too.
 	p.do(`card.form.reset()`)
 	p.frame.wait(`document.querySelector("#number").value === ""`)
 	p.enterCard(amex)
@@ -41,7 +41,7 @@ func TestProperties(t *testing.T) {
 	p.wantToken(p.await("success"), "378282*****0008")
 }
 
-// TestNames asks for a cardholder's name, or does not, at any time.
+// TestNames asks for a cardholder's name, and stops asking, at any time.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -66,11 +66,11 @@ func TestNames(t *testing.T) {
 	d := p.await("success")
 	p.wantToken(d, "411111******0005")
 	if !p.rig.token(d.TokenID).CardholderName.IsZero() {
-		t.Error("a name was sent that nobody asked for")
+		t.Error("an unrequested name was sent")
 	}
 }
 
-// TestTaken takes the component away while the vault has the card.
+// TestTaken removes the component while the vault has the card.
 func TestTaken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

@@ -1,9 +1,9 @@
 // Package browser_test drives the card-entry component in Chromium: real key
 // events, real frames in processes of their own, a real vault behind them.
 //
-// Every message on a console, exception, broken Content-Security-Policy and failed
-// request of a page or its frame fails the test, unless it was announced. With
-// go test -artifacts the screenshots are kept.
+// Every console message, exception, violation of the Content-Security-Policy and failed
+// request of a page or its frame fails the test, unless it was announced. With go test
+// -artifacts the screenshots are kept.
 package browser_test
 
 import (
@@ -35,24 +35,23 @@ import (
 )
 
 const (
-	// patience is how long something may take that happens. Only a test that fails takes
-	// as long.
+	// patience limits the wait for an event. Only a failing test waits that long.
 	patience = time.Minute
 
-	// testTime bounds a test. It leaves room for machines that have much else to do.
+	// testTime bounds a test. It leaves room for a busy machine.
 	testTime = 5 * time.Minute
 
-	// maxTests bounds the tests that have tabs open at a time, on machines with many cores.
+	// maxTests bounds the tests with open tabs, on machines with many cores.
 	maxTests = 4
 )
 
 var (
 	places  = make(chan struct{}, maxTests)
-	holders sync.Map // the tests that have a place
+	holders sync.Map // tests that hold a place
 )
 
-// place waits until a test may open tabs, for its first one alone: tests that waited for a
-// second one each would wait for each other.
+// place waits until a test may open tabs. Only its first call waits: tests that waited for
+// second places would block each other.
 func place(t testing.TB) {
 	if _, has := holders.LoadOrStore(t, true); has {
 		return
@@ -80,7 +79,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// browser returns the context of the browser, and skips t if there is none.
+// browser returns the context of the browser. It skips t if Chromium is not installed.
 func browser(t testing.TB) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
@@ -95,7 +94,7 @@ func browser(t testing.TB) context.Context {
 			chromedp.DisableGPU,
 			chromedp.Flag("disable-quic", true),
 			chromedp.Flag("disable-component-update", true),
-			// The popup of a window's address bar costs as much as a page.
+			// The popup of the address bar costs as much as a page.
 			chromedp.Flag("disable-features", "Translate,WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup"),
 		)
 		ctx, stop := chromedp.NewExecAllocator(context.Background(), opts...)
@@ -109,16 +108,16 @@ func browser(t testing.TB) context.Context {
 	return chromium.ctx
 }
 
-// A world is where JavaScript is evaluated: the shop's page as its own scripts see
-// it, or an isolated world of the frame, which has its DOM and no variable of it.
+// A world evaluates JavaScript. It is the shop's page, with its own scripts, or an isolated
+// world of the frame, which shares the frame's DOM and none of its variables.
 type world struct {
 	t       testing.TB
 	ctx     context.Context
-	context runtime.ExecutionContextID // 0: the page's own
+	context runtime.ExecutionContextID // 0 is the page's own
 }
 
-// eval returns the value of an expression, in which each %s is an argument as JSON. A
-// promise is waited for.
+// eval returns the value of an expression, in which each %s is an argument as JSON. It
+// awaits promises.
 func eval[T any](w *world, expression string, args ...any) T {
 	w.t.Helper()
 	expression = w.script(expression, args)
@@ -131,7 +130,7 @@ func eval[T any](w *world, expression string, args ...any) T {
 	return v
 }
 
-// A script is an argument that is put in as it is.
+// A script is an argument that is inserted without encoding.
 type script string
 
 func (w *world) script(expression string, args []any) string {
@@ -158,7 +157,7 @@ func head(s string) string {
 	return s
 }
 
-// do evaluates an expression for what it does. A promise is waited for.
+// do evaluates an expression for its effect. It awaits promises.
 func (w *world) do(expression string, args ...any) {
 	w.t.Helper()
 	eval[chromedp.Void](w, "(async () => { await ("+expression+"); })()", args...)
@@ -189,12 +188,12 @@ func want[T comparable](w *world, expected T, expression string, args ...any) {
 	}
 }
 
-// A tab shows a page of a shop that has the component in it.
+// A tab shows a shop's page with the component.
 type tab struct {
 	world
 	rig   *rig
-	frame *world // of the component, once it was entered
-	read  int    // events that await has seen
+	frame *world // of the component, set by enter
+	read  int    // number of events that await has seen
 
 	mu       sync.Mutex
 	allowed  []*regexp.Regexp
@@ -202,31 +201,31 @@ type tab struct {
 	frames   chan frameRef
 }
 
-// A frameRef is a frame of the component: a target of its own, or one that the tab's
-// process has.
+// A frameRef is a frame of the component: a target of its own, or a frame in the tab's
+// process.
 type frameRef struct {
 	target target.ID
 	frame  cdp.FrameID
 }
 
-// A visit is how a page is opened. The zero value is a shop of another origin on the
-// site of the vault, in a window of 800 by 900.
+// A visit describes the page that open opens. The zero value is a shop on the vault's site
+// with another origin, in a window of 800 by 900.
 type visit struct {
 	shop       *shop
-	path       string // of a page that is there; if "" one is made
+	path       string // of an existing page; if "" one is made
 	session    string // id; made if ""
 	attributes string // of the element, besides session-id and base-url
 	html       string // attributes of <html>; defaults to lang="en"
 	copied     bool   // the script is the shop's own copy
-	base       string // what that copy is told of the vault; defaults to the truth
-	neighbour  bool   // a frame of the shop comes before the component
+	base       string // the copy's base-url; defaults to the vault's
+	neighbour  bool   // another frame of the shop comes before the component
 	isolated   bool   // cross-origin isolated
-	hurry      []int  // timers of so many milliseconds run ten times as fast
+	hurry      []int  // timers of these milliseconds run ten times as fast
 	width      int64
 	before     string // a script that runs before any other, in frames of the tab's process too
 }
 
-// hurry makes timers run fast: what waits for its own sake need not keep a test waiting.
+// hurry makes timers run fast, so that a test need not wait for them.
 const hurry = `{
 	const hurried = %s;
 	const fast = (ms) => (hurried.includes(ms) ? ms / 10 : ms);
@@ -278,7 +277,7 @@ func (r *rig) open(v visit) *tab {
 	return p
 }
 
-// call sends a command of the protocol.
+// call sends a command of the DevTools protocol.
 func call[P, R any](w *world, c cdp.Command[P, R], params P) R {
 	w.t.Helper()
 	r, err := chromedp.Call(w.ctx, c, params)
@@ -288,7 +287,7 @@ func call[P, R any](w *world, c cdp.Command[P, R], params P) R {
 	return r
 }
 
-// observe collects what goes wrong in a target. What happened before is told too.
+// observe collects the problems of a target, including earlier ones.
 func (p *tab) observe(ctx context.Context) {
 	p.t.Helper()
 	frame := chromedp.FromContext(ctx).Target != chromedp.FromContext(p.ctx).Target
@@ -327,11 +326,11 @@ func (p *tab) observe(ctx context.Context) {
 		p.t.Fatal(err)
 	}
 	w := &world{t: p.t, ctx: ctx}
-	// Without this a page that is not in front would not believe that it has the focus.
+	// Otherwise a page in the background would not have the focus.
 	call(w, emulation.SetFocusEmulationEnabled, emulation.SetFocusEmulationEnabledParams{Enabled: true})
 	call(w, audits.Enable, cdp.Empty{})
 	if frame {
-		// Enabled anew, these tell again what was before.
+		// Re-enabling these repeats their earlier events.
 		call(w, runtime.Disable, cdp.Empty{})
 		call(w, runtime.Enable, cdp.Empty{})
 		call(w, log.Disable, cdp.Empty{})
@@ -352,13 +351,13 @@ func (p *tab) allow(pattern string) {
 	p.allowed = append(p.allowed, regexp.MustCompile(pattern))
 }
 
-// check fails the test for what has gone wrong without being announced.
+// check fails the test for each unannounced problem.
 func (p *tab) check() {
 	if p.t.Failed() {
 		p.screenshot("failed")
 		p.t.Logf("events: %s", eval[[]byte](&p.world, "events"))
 	}
-	// Events come before the answers to later commands.
+	// events arrive before the answers to later commands
 	for _, w := range []*world{&p.world, p.frame} {
 		if w != nil && w.ctx.Err() == nil {
 			if _, err := chromedp.Run(w.ctx, chromedp.Evaluate[int]("1")); err != nil {
@@ -401,7 +400,7 @@ func (p *tab) enter() *world {
 	return w
 }
 
-// An event of the component, as the shop's page has heard it.
+// An event of the component, as received by the shop's page.
 type event struct {
 	Type   string
 	Detail json.RawMessage
@@ -422,8 +421,8 @@ type detail struct {
 	URL                 string            `json:"url"`
 }
 
-// await waits for the next event of a type, past those that were awaited before. An
-// error that was not awaited fails the test.
+// await waits for the next event of a type after those already awaited. An unawaited error
+// fails the test.
 func (p *tab) await(kind string) detail {
 	p.t.Helper()
 	p.wait(`events.slice(%s).some((e) => e.type === %s || e.type === "error")`, p.read, kind)
@@ -447,7 +446,7 @@ func (p *tab) decode(e event) (d detail) {
 	return d
 }
 
-// last returns the last event of a type that was heard.
+// last returns the latest event of a type.
 func (p *tab) last(kind string) detail {
 	p.t.Helper()
 	for _, e := range slices.Backward(eval[[]event](&p.world, "events")) {
@@ -459,7 +458,7 @@ func (p *tab) last(kind string) detail {
 	return detail{}
 }
 
-// count returns how many events of a type were heard.
+// count returns the number of events of a type.
 func (p *tab) count(kind string) int {
 	p.t.Helper()
 	return eval[int](&p.world, `events.filter((e) => e.type === %s).length`, kind)
@@ -474,7 +473,7 @@ func (r *rig) ready(v visit) *tab {
 	return p
 }
 
-// keys presses keys, as a keyboard does: whatever has the focus gets them.
+// keys presses keys like a keyboard: the focused element receives them.
 func (p *tab) keys(keys string, modifiers ...chromedp.Modifier) {
 	p.t.Helper()
 	if err := chromedp.Do(p.ctx, chromedp.KeyEvent(keys, chromedp.KeyModifiers(modifiers...))); err != nil {
@@ -482,7 +481,7 @@ func (p *tab) keys(keys string, modifiers ...chromedp.Modifier) {
 	}
 }
 
-// edit presses a key that the operating system's conventions make an editing command.
+// edit presses a key that the operating system maps to an editing command.
 func (p *tab) edit(key, command string) {
 	p.t.Helper()
 	for _, kind := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeRawKeyDown, input.DispatchKeyEventTypeKeyUp} {
@@ -497,11 +496,10 @@ func (p *tab) edit(key, command string) {
 	}
 }
 
-// clipboard is the only one that the browser has.
+// clipboard guards the browser's only clipboard.
 var clipboard sync.Mutex
 
-// paste pastes a text into whatever field of the frame has the focus. It goes
-// through a field of the page, and back.
+// paste pastes a text into a field of the frame, from a field of the page.
 func (p *tab) paste(field, text string) {
 	p.t.Helper()
 	clipboard.Lock()
@@ -510,15 +508,16 @@ func (p *tab) paste(field, text string) {
 	p.edit("c", "copy")
 	p.focus(field)
 	p.edit("v", "paste")
-	// The clipboard is read in another process.
+	// Another process reads the clipboard.
 	p.frame.wait(`document.querySelector(%s).value !== ""`, "#"+field)
 }
 
-// focus brings the focus to a field of the frame, by keys alone.
+// focus moves the focus to a field of the frame, by keys alone.
 func (p *tab) focus(field string) {
 	p.t.Helper()
 	if !eval[bool](&p.world, `document.activeElement === card`) || !eval[bool](p.frame, `document.activeElement.localName === "input"`) {
-		// Without this the field that had the focus last would be taken for the one that gets it.
+		// Without this, the field that last had the focus would be taken for the focused
+		// one.
 		p.frame.do(`document.activeElement.blur()`)
 		p.do(`card.focus()`)
 		p.frame.wait(`document.activeElement.localName === "input"`)
@@ -545,7 +544,7 @@ func (p *tab) fill(field, text string) {
 	p.keys(kb.Backspace + text)
 }
 
-// An entered card is typed by a shopper.
+// An entered holds the parts of a card as a shopper types them.
 type entered struct{ number, expiry, code string }
 
 var (
@@ -553,26 +552,25 @@ var (
 	amex = entered{"378282000000008", "1230", "7373"}
 )
 
-// enterCard types a card from field to field, in place of what is in them.
+// enterCard types a card from field to field, replacing their contents.
 func (p *tab) enterCard(c entered) {
 	p.t.Helper()
 	p.fill("number", c.number+kb.Tab+c.expiry+kb.Tab+c.code)
 }
 
-// submit calls submit and forgets what becomes of it: an event tells.
+// submit calls submit and drops its promise: an event reports the outcome.
 func (p *tab) submit() {
 	p.t.Helper()
 	p.do(`void card.submit()`)
 }
 
-// value returns what a field of the frame shows.
+// value returns the text that a field of the frame shows.
 func (p *tab) value(field string) string {
 	p.t.Helper()
 	return eval[string](p.frame, `document.querySelector(%s).value`, "#"+field)
 }
 
-// size gives the window a width in CSS pixels, and the display a number of its own
-// pixels for each of them.
+// size sets the window's width in CSS pixels, and the number of display pixels for each.
 func (p *tab) size(width int64, scale float64) {
 	p.t.Helper()
 	call(&p.world, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 900, DeviceScaleFactor: scale})
@@ -590,7 +588,7 @@ func (p *tab) media(feature, value string) {
 	}
 }
 
-// screenshot keeps what the tab shows among the artefacts of the test.
+// screenshot saves a picture of the tab among the artefacts of the test.
 func (p *tab) screenshot(name string) {
 	p.t.Helper()
 	png, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())

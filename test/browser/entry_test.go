@@ -14,7 +14,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// wantToken checks the token that a shop was told of.
+// wantToken checks the token that the shop received.
 func (p *tab) wantToken(d detail, mask string) {
 	p.t.Helper()
 	token := p.rig.token(d.TokenID)
@@ -26,8 +26,8 @@ func (p *tab) wantToken(d detail, mask string) {
 	}
 }
 
-// TestShops types a card and pays, in shops of the vault's own origin, of another one,
-// and of another site.
+// TestShops types a card and pays, in shops on the vault's own origin, on another origin of
+// its site, and on another site.
 func TestShops(t *testing.T) {
 	t.Parallel()
 	for name, where := range map[string]func(*rig) *shop{
@@ -77,7 +77,7 @@ func TestIsolatedPage(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestPaste pastes what people copy.
+// TestPaste pastes numbers as people copy them.
 func TestPaste(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -106,10 +106,10 @@ func TestPaste(t *testing.T) {
 	}
 }
 
-// plain returns what a field shows without the spaces around the slash of an expiry.
+// plain returns the text of a field without the spaces around the slash of an expiry.
 func plain(value string) string { return strings.ReplaceAll(value, " / ", "/") }
 
-// TestAutofill fills the form as a browser does: values and events, no keys.
+// TestAutofill fills the form like a browser: with values and events, without keys.
 func TestAutofill(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{attributes: `cardholder-name="optional"`})
@@ -188,7 +188,7 @@ func TestCaret(t *testing.T) {
 	} {
 		p.fill("number", test.start)
 		p.keys(test.keys)
-		// Beside a gap the caret may stand on either side.
+		// Beside a gap the caret may be on either side.
 		caret := eval[int](p.frame, `document.querySelector("#number").selectionStart`)
 		beside := caret == test.caret || strings.Trim(test.value[min(caret, test.caret):max(caret, test.caret)], " ") == ""
 		if got := p.value("number"); got != test.value || !beside {
@@ -197,7 +197,7 @@ func TestCaret(t *testing.T) {
 	}
 }
 
-// TestKeyboard goes through the page by keys alone, and sees where it is.
+// TestKeyboard goes through the page by keys alone, with a visible focus.
 func TestKeyboard(t *testing.T) {
 	t.Parallel()
 	for name, where := range map[string]func(*rig) *shop{
@@ -250,14 +250,14 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestErrors sees every error of every field: shown at the field, tied to it,
-// announced, told without values, and gone when it is mended.
+// TestErrors checks every error of every field. It is shown at the field, tied to it and
+// announced, reported without values, and gone once corrected.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{attributes: `cardholder-name="required"`})
 	good := map[string]string{"name": "A N Other", "number": visa.number, "expiry": visa.expiry, "code": visa.code}
 
-	// Nothing is wrong before anybody has typed.
+	// No field is invalid before anyone has typed.
 	want(p.frame, 0, `document.querySelectorAll("[aria-invalid=true]").length`)
 	p.submit()
 	d := p.await("error")
@@ -270,7 +270,7 @@ func TestErrors(t *testing.T) {
 	}
 	p.fill("name", good["name"])
 	p.noError("name")
-	p.fill("number", good["number"]) // a code is right or wrong for a scheme
+	p.fill("number", good["number"]) // a code is valid or not for a scheme
 	texts := map[string]bool{}
 	for _, test := range []struct{ field, text, kind string }{
 		{"number", "4111", "incomplete"},
@@ -295,10 +295,10 @@ func TestErrors(t *testing.T) {
 	if len(texts) != 9 {
 		t.Errorf("the texts of 9 errors: %q", slices.Collect(maps.Keys(texts)))
 	}
-	// An error shows on leaving a field, not while it is typed.
+	// An error appears on leaving a field, not during typing.
 	p.fill("number", "4111")
 	want(p.frame, false, `document.querySelector("#number").matches("[aria-invalid=true]")`)
-	// An empty field that is left is no error yet.
+	// Leaving an empty field is not an error yet.
 	p.fill("number", ""+kb.Tab)
 	want(p.frame, false, `document.querySelector("#number").matches("[aria-invalid=true]")`)
 
@@ -312,7 +312,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// wantError checks how an error of a field is shown and told.
+// wantError checks how an error of a field is shown and announced.
 func (p *tab) wantError(field, kind string) {
 	p.t.Helper()
 	if kind != "required" { // before the first key there is no change
@@ -324,9 +324,9 @@ func (p *tab) wantError(field, kind string) {
 	want(p.frame, true, `document.getElementById(%s).getAttribute("aria-describedby").split(" ").includes(%s)`, field, field+"-error")
 	p.frame.wait(`document.querySelector("#status").textContent.includes(document.getElementById(%s).textContent)`, field+"-error")
 	if live := p.accessible("status").live; live != "polite" {
-		p.t.Errorf("the status is no live region: %q", live)
+		p.t.Errorf("the status is not a live region: %q", live)
 	}
-	// What assistive technology gets to know of the field.
+	// The field as assistive technology sees it.
 	node := p.accessible(field)
 	if text == "" || !strings.Contains(node.description, text) || !node.invalid || node.name == "" {
 		p.t.Errorf("%s with error %q is %+v to assistive technology", field, text, node)

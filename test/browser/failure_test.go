@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// wantFailure waits for an error event and checks what it says to do.
+// wantFailure waits for an error event and checks its action.
 func (p *tab) wantFailure(reason, action string) detail {
 	p.t.Helper()
 	d := p.await("error")
@@ -23,7 +23,7 @@ func (p *tab) wantFailure(reason, action string) detail {
 
 const complete = "/complete-action"
 
-// TestSubmitBeforeReady submits before the session was read.
+// TestSubmitBeforeReady submits before the session is read.
 func TestSubmitBeforeReady(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -43,7 +43,7 @@ func TestSubmitBeforeReady(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestDoubleSubmit submits in every way there is, at a time.
+// TestDoubleSubmit submits in every possible way at once.
 func TestDoubleSubmit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -58,14 +58,14 @@ func TestDoubleSubmit(t *testing.T) {
 	p.submit()
 	close(release)
 	p.wantToken(p.await("success"), "411111******0005")
-	// Finished is finished.
+	// A finished component stays finished.
 	want(&p.world, true, `card.submit().then((d) => d.token_id === events.at(-1).detail.token_id)`)
 	if n := len(r.wire.seen("POST", complete)); n != 1 || r.tokens() != 1 || p.count("success") != 1 {
 		t.Errorf("%d completions, %d tokens, %d events", n, r.tokens(), p.count("success"))
 	}
 }
 
-// TestPromise sees what submit promises.
+// TestPromise checks the promise that submit returns.
 func TestPromise(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -78,11 +78,11 @@ func TestPromise(t *testing.T) {
 	p.enterCard(visa)
 	id := eval[string](&p.world, `card.submit().then((d) => Object.keys(d).join() === "token_id" && d.token_id)`)
 	if d := p.await("success"); d.TokenID != id {
-		t.Errorf("promised %s, told %s", id, d.TokenID)
+		t.Errorf("promised %s, the event has %s", id, d.TokenID)
 	}
 }
 
-// TestNetworkFailure fails in every way in which a network does, and tries again.
+// TestNetworkFailure fails in each way that a network can, and tries again.
 func TestNetworkFailure(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]tamper{
@@ -121,7 +121,7 @@ func TestNetworkFailure(t *testing.T) {
 	}
 }
 
-// A discard is an answer that nobody gets.
+// A discard is an http.ResponseWriter that drops the answer.
 type discard struct{}
 
 func (discard) Header() http.Header         { return http.Header{} }
@@ -138,7 +138,7 @@ func TestNoSession(t *testing.T) {
 	p.wantFailure("network_error", "retry")
 	p.enter()
 	r.wire.set(nil)
-	p.submit() // until then nobody knows what to ask for
+	p.submit() // until then the fields are unknown
 	p.await("ready")
 	p.wantFailure("incomplete", "correct")
 	p.enterCard(visa)
@@ -149,7 +149,7 @@ func TestNoSession(t *testing.T) {
 	}
 }
 
-// TestNoAnswer waits for an answer for 30 seconds, which are hurried.
+// TestNoAnswer waits for an answer for 30 hurried seconds.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -164,8 +164,8 @@ func TestNoAnswer(t *testing.T) {
 	p.await("success")
 }
 
-// TestExpiredSession meets a session that is over: when it is read, and when it is
-// completed. With a new one the shopper goes on where they were.
+// TestExpiredSession finds the session expired: when it is read, and when it is completed.
+// With a new session the shopper continues where they were.
 func TestExpiredSession(t *testing.T) {
 	t.Parallel()
 	t.Run("when read", func(t *testing.T) {
@@ -215,8 +215,8 @@ func (p *tab) renew() {
 	p.await("ready")
 }
 
-// TestRefusedCards has cards refused that the component could not know of, until the
-// session takes no more.
+// TestRefusedCards has the vault refuse cards that look valid to the component, until the
+// session accepts no more.
 func TestRefusedCards(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, &cardvault.Options{Schemes: []card.Scheme{card.VISA}})
@@ -237,7 +237,7 @@ func TestRefusedCards(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestRefusedFields shows each reason of a refusal at the field that it is about.
+// TestRefusedFields shows each reason of a refusal at its field.
 func TestRefusedFields(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -253,7 +253,7 @@ func TestRefusedFields(t *testing.T) {
 		p.frame.wait(`document.activeElement.id === %s`, field)
 		p.frame.wait(`document.getElementById(%s).getAttribute("aria-invalid") === "true"`, field)
 		want(p.frame, 1, `document.querySelectorAll("[aria-invalid=true]").length`)
-		// Another value is another chance.
+		// A new value is tried again.
 		p.fill(field, map[string]string{"number": visa.number, "expiry": visa.expiry, "code": visa.code}[field])
 		p.noError(field)
 	}
@@ -271,7 +271,7 @@ func TestRefusedFields(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestRateLimit asks too often.
+// TestRateLimit reads the session too often.
 func TestRateLimit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -297,7 +297,7 @@ func TestRateLimit(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestPayloadRefused meets a vault that has changed its key meanwhile.
+// TestPayloadRefused uses a key that the vault has changed meanwhile.
 func TestPayloadRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -320,7 +320,7 @@ func TestPayloadRefused(t *testing.T) {
 	}
 }
 
-// TestRefresh enters the security code of a stored card anew.
+// TestRefresh enters the security code of a stored card again.
 func TestRefresh(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

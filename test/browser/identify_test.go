@@ -9,9 +9,9 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// A bank identifies shoppers: it takes cards, and keeps the browser waiting.
+// A bank identifies shoppers: it accepts their cards, and keeps the browser waiting.
 type bank struct {
-	state atomic.Pointer[string] // what the session answers; nil: the truth
+	state atomic.Pointer[string] // the session's answer; nil for the vault's own
 	reads atomic.Int64
 }
 
@@ -37,7 +37,7 @@ func (b *bank) tamper(w http.ResponseWriter, r *http.Request, vault http.Handler
 	say(200, *state)(w, r, vault)
 }
 
-// identified opens a page whose card the bank has taken.
+// identified opens a page whose card the bank has accepted.
 func (r *rig) identified(b *bank, v visit) *tab {
 	r.t.Helper()
 	v.hurry = []int{1000, 2000}
@@ -66,7 +66,7 @@ func TestWait(t *testing.T) {
 	if n := p.count("success") + p.count("error"); n != 0 {
 		t.Errorf("%d results while it waits", n)
 	}
-	// Whoever submits again waits too.
+	// A second submit waits too.
 	p.submit()
 	b.state.Store(nil)
 	p.wantToken(p.await("success"), "411111******0005")
@@ -75,7 +75,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestWaitAnew loads the page while the bank has not decided.
+// TestWaitAnew reloads the page while the bank is deciding.
 func TestWaitAnew(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -90,7 +90,7 @@ func TestWaitAnew(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestWaitInVain waits, and the bank says no, or the session ends.
+// TestWaitInVain waits until the bank refuses, or the session ends.
 func TestWaitInVain(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -118,7 +118,7 @@ func TestWaitInVain(t *testing.T) {
 	}
 }
 
-// TestWaitThroughFailures waits, and the connection fails meanwhile.
+// TestWaitThroughFailures waits while the connection fails.
 func TestWaitThroughFailures(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -131,7 +131,7 @@ func TestWaitThroughFailures(t *testing.T) {
 	d := len(r.wire.seen("GET", "/sessions/"))
 	r.wire.await(t, d+1, "GET", "/sessions/")
 	r.wire.set(nil)
-	// It goes on by itself, or says that it wants to be asked again.
+	// It continues by itself, or reports an error with the action retry.
 	p.wait(`events.some((e) => e.type === "success" || e.type === "error")`)
 	if p.count("error") > 0 {
 		p.wantFailure("network_error", "retry")
@@ -163,7 +163,7 @@ func TestChallenge(t *testing.T) {
 	want(&p.world, true, frames+`[0].getBoundingClientRect().bottom <= `+frames+`[1].getBoundingClientRect().top + 1`)
 	p.axe("challenge")
 	p.screenshot("challenge")
-	// It is the same for as long as the state is.
+	// It stays the same as long as the state does.
 	p.do(`globalThis.shown = ` + frames + `[1]`)
 	reads := len(r.wire.seen("GET", "/sessions/"))
 	r.wire.await(t, reads+2, "GET", "/sessions/")
@@ -176,7 +176,7 @@ func TestChallenge(t *testing.T) {
 	want(&p.world, 1, frames+`.length`)
 }
 
-// TestOwnChallenge leaves it to the shop to show the page.
+// TestOwnChallenge lets the shop show the page itself.
 func TestOwnChallenge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -196,7 +196,7 @@ func TestOwnChallenge(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestBadChallenge ignores addresses that no bank has.
+// TestBadChallenge ignores addresses that a bank cannot have.
 func TestBadChallenge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

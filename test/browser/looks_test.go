@@ -12,23 +12,23 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// axeScript is axe-core, as `npm ci --prefix test` installs it.
+// axeScript returns axe-core, as `npm ci --prefix test` installs it.
 var axeScript = sync.OnceValues(func() (string, error) {
 	b, err := os.ReadFile(filepath.Join("..", "node_modules", "axe-core", "axe.min.js"))
 	return string(b), err
 })
 
-// axe looks for what keeps people out, in the frame as it is now.
+// axe looks for barriers in the frame's present state.
 func (p *tab) axe(state string) {
 	p.t.Helper()
-	// The frame lets the page show through, which axe takes to be white.
+	// The frame is transparent, and axe assumes a white page behind it.
 	p.frame.do(`document.documentElement.style.backgroundColor = "canvas"`)
-	// It is no page of its own, with landmarks and headings.
+	// It is not a page of its own, with landmarks and headings.
 	p.frame.axe(state, "region", "landmark-one-main", "page-has-heading-one")
 	p.frame.do(`document.documentElement.style.backgroundColor = ""`)
 }
 
-// axe runs all rules but some.
+// axe runs all rules except some.
 func (w *world) axe(state string, but ...string) {
 	w.t.Helper()
 	source, err := axeScript()
@@ -38,7 +38,7 @@ func (w *world) axe(state string, but ...string) {
 	if !eval[bool](w, `"axe" in globalThis`) {
 		w.do(`(() => { %s; globalThis.axe = axe; })()`, script(source))
 	}
-	// Transitions have an end, and colours in the midst of one no contrast.
+	// Wait for transitions: in the middle of one, colours have no contrast.
 	w.wait(`document.getAnimations().every((a) => a.effect.getTiming().iterations === Infinity)`)
 	rules := map[string]any{}
 	for _, rule := range but {
@@ -55,7 +55,7 @@ func (w *world) axe(state string, but ...string) {
 	}
 }
 
-// TestAccessible has axe look at the states of the component, and keeps pictures.
+// TestAccessible has axe check the states of the component, and saves pictures.
 func TestAccessible(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]visit{
@@ -80,7 +80,8 @@ func TestAccessible(t *testing.T) {
 			}
 			see := func(state string) {
 				t.Helper()
-				// All that there is to see is there with errors; the colours are those of light and dark.
+				// With errors everything is visible, and colours differ only between light
+				// and dark.
 				if state == "errors" || name == "light" || name == "dark" {
 					p.axe(state)
 				}
@@ -103,11 +104,11 @@ func TestAccessible(t *testing.T) {
 	}
 }
 
-// wantFit checks that nothing is cut off, lies over something else, or needs to be
-// scrolled to within its own frame.
+// wantFit checks that no content is cut off, overlaps other content, or must be scrolled to
+// within its own frame.
 func (p *tab) wantFit(state string) {
 	p.t.Helper()
-	// The frame gets as high as what is in it.
+	// The frame grows with its content.
 	p.frame.wait(`(() => { const e = document.documentElement; return e.scrollHeight <= innerHeight && e.scrollWidth <= innerWidth; })()`)
 	want(&p.world, true, `document.documentElement.scrollWidth <= innerWidth`)
 	if s := eval[string](p.frame, `(() => {
@@ -143,8 +144,8 @@ func (p *tab) wantFit(state string) {
 	}
 }
 
-// TestZoom is for who needs everything twice as large: a window of 640 pixels shows
-// 320 at 200 %, and texts may be larger on their own.
+// TestZoom is for people who need everything twice as large: a window of 640 pixels shows
+// 320 at 200 %. Texts may also be larger on their own.
 func TestZoom(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{attributes: `cardholder-name="required" lang="de"`, width: 320})
@@ -163,7 +164,7 @@ func TestZoom(t *testing.T) {
 	p.screenshot("text")
 }
 
-// TestStyle styles the component by custom properties.
+// TestStyle styles the component with custom properties.
 func TestStyle(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -187,18 +188,19 @@ func TestStyle(t *testing.T) {
 		[null, "::before", "::after"].map((p) => { const s = getComputedStyle(e, p); return [s.cssText, ...Array.from(s, (n) => s.getPropertyValue(n))].join(";"); })).join()`)
 	for _, value := range []string{"rgb(250, 250, 240)", "rgb(90, 91, 92)", "13px", "rgb(0, 90, 0)", "17px", "11px"} {
 		if !strings.Contains(used, value) {
-			t.Errorf("nothing is %s", value)
+			t.Errorf("no element is %s", value)
 		}
 	}
 	p.screenshot("styled")
-	// What is no value of such a property does no harm, and is no way in.
+	// An invalid value of such a property does no harm, and cannot be used to inject
+	// styles.
 	p.do(`["url(https://evil.example/)", "red; } * { color: blue", "expression(alert(1))", "x".repeat(100000)].forEach((value) => card.style.setProperty("--card-entry-color", value))`)
 	p.enterCard(visa)
 	p.submit()
 	p.await("success")
 }
 
-// TestColorScheme follows the element's colour scheme, whoever decides it.
+// TestColorScheme follows the element's colour scheme, wherever it is set.
 func TestColorScheme(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -215,8 +217,7 @@ func TestColorScheme(t *testing.T) {
 	p.frame.wait(`!` + dark)
 }
 
-// TestDirection turns the form round where people read from the right, and leaves
-// digits as they are.
+// TestDirection lays the form out from right to left, and keeps digits as they are.
 func TestDirection(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{html: `lang="ar" dir="rtl"`})
@@ -231,7 +232,7 @@ func TestDirection(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestTexts speaks languages: those that it has, and those that it is taught.
+// TestTexts shows the built-in languages and added ones.
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{html: `lang="de-AT"`})
@@ -244,7 +245,7 @@ func TestTexts(t *testing.T) {
 	germanError := eval[string](p.frame, error)
 	p.do(`card.setAttribute("locale", "en-GB")`)
 	p.frame.wait(label+` !== %s`, german)
-	// What is shown is said in the new language too.
+	// Visible messages are translated too.
 	p.frame.wait(error+` !== %s`, germanError)
 	want(p.frame, "en", `document.documentElement.lang.slice(0, 2)`)
 	english := eval[string](p.frame, label)
@@ -252,11 +253,11 @@ func TestTexts(t *testing.T) {
 	if en := p.wantFailure("incomplete", "correct").Message; en == de {
 		t.Errorf("the message in English: %s", en)
 	}
-	// A language that it does not have is English.
+	// An unknown language falls back to English.
 	p.do(`card.setAttribute("locale", "sv")`)
 	p.frame.wait(label+` === %s`, english)
 
-	// One is added; what it leaves out is English. No text is markup.
+	// One is added; its missing texts are English. Texts are never markup.
 	p.do(`customElements.get("card-entry").addTexts("fr", {number: "Numéro <b>de carte</b>"})`)
 	p.do(`card.setAttribute("locale", "fr-CA")`)
 	p.frame.wait(label+` === %s`, "Numéro <b>de carte</b>")

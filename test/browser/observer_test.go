@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestObserver makes everything go wrong that fails the other tests: what is not seen
-// when it happens proves nothing when it does not.
+// TestObserver causes each problem that fails the other tests. If a problem were not
+// noticed here, its absence elsewhere would prove nothing.
 func TestObserver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -26,7 +26,7 @@ func TestObserver(t *testing.T) {
 			w.do(test.script)
 			for end := time.Now().Add(patience); !p.forget(test.problem); {
 				if time.Now().After(end) {
-					t.Errorf("%s: nobody has seen the %s", where, fault)
+					t.Errorf("%s: the %s went unnoticed", where, fault)
 					break
 				}
 				w.do(`new Promise((done) => setTimeout(done))`)
@@ -35,7 +35,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// forget announces problems of this kind, and reports whether there were any.
+// forget announces problems that match, and reports whether there were any.
 func (p *tab) forget(problem string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

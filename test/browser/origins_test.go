@@ -22,7 +22,7 @@ func TestStranger(t *testing.T) {
 		p.allow(`CORS|CorsIssue|net::ERR_FAILED`)
 		want(&p.world, false, `card.matches(":defined")`)
 		if len(r.wire.seen("GET", "/card-entry.js")) != 1 || len(r.wire.seen("GET", "/frame.html")) != 0 {
-			t.Error("something else was asked for than the script")
+			t.Error("more than the script was requested")
 		}
 	})
 	t.Run("copy of the script", func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestStranger(t *testing.T) {
 		p.allow(`frame-ancestors|ERR_BLOCKED_BY_(RESPONSE|CSP)|ContentSecurityPolicy|recipient window's origin \('null'\)`)
 		d := p.wantFailure("unavailable", "check_setup")
 		if p.count("ready") != 0 || len(r.wire.seen("GET", "/sessions/")) != 0 {
-			t.Errorf("a stranger's page came as far as the session: %+v", d)
+			t.Errorf("a stranger's page reached the session: %+v", d)
 		}
 	})
 	t.Run("frame let in", func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestStranger(t *testing.T) {
 		p.enter()
 		p.wantFailure("unavailable", "check_setup")
 		if p.count("ready") != 0 || len(r.wire.seen("GET", "/sessions/")) != 0 {
-			t.Error("the frame speaks with a stranger's page")
+			t.Error("the frame answers a stranger's page")
 		}
 	})
 	t.Run("frame led elsewhere", func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestStranger(t *testing.T) {
 		p := r.open(visit{shop: r.home, copied: true, base: r.home.origin + "/nowhere", hurry: []int{10_000}})
 		p.allow(`status of 404`)
 		p.wantFailure("unavailable", "check_setup")
-		// The right one is taken without loading the page anew.
+		// The right one is accepted without reloading the page.
 		p.do(`card.setAttribute("base-url", %s)`, r.base)
 		p.await("ready")
 	})
@@ -93,7 +93,7 @@ func TestForeignAccount(t *testing.T) {
 			}
 			for _, request := range r.wire.seen("GET", "/frame.html") {
 				if strings.Contains(request.url, url.QueryEscape(own.origin)) {
-					t.Errorf("the frame is asked for %s", request.url)
+					t.Errorf("the frame was requested by %s", request.url)
 				}
 			}
 			for _, shop := range []*shop{own, r.home} {
@@ -106,8 +106,8 @@ func TestForeignAccount(t *testing.T) {
 	}
 }
 
-// TestHeldPage has a page with the component in a frame of another shop: all that are
-// around the card have to be allowed, and are.
+// TestHeldPage puts a page with the component into a frame of another shop: every page
+// around the card must be allowed, and is.
 func TestHeldPage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -122,7 +122,7 @@ func TestHeldPage(t *testing.T) {
 	r.wire.await(t, 1, "GET", "/sessions/"+session)
 }
 
-// An unguarded answer has no policy of who may hold it in a frame.
+// An unguarded answer has no policy about the pages that may embed it.
 type unguarded struct{ http.ResponseWriter }
 
 func (w unguarded) WriteHeader(status int) {
@@ -135,8 +135,8 @@ func (w unguarded) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// openRoots gives a page the frame in the component's closed shadow root, as a script
-// can that runs before the component's own.
+// openRoots gives a page the frame in the component's closed shadow root. A script that
+// runs before the component's could do the same.
 const openRoots = `{
 	const attach = Element.prototype.attachShadow;
 	globalThis.roots = [];
@@ -147,7 +147,7 @@ const openRoots = `{
 	};
 }`
 
-// forgeries are messages that somebody makes up. Ports go with some.
+// forgeries are made-up messages. A few carry ports.
 const forgeries = `["cardvault:connect", "cardvault:ready", "cardvault:success", "cardvault:error", "connect", "ready", "change", "success", "error", "submit", "challenge", "reset"]
 	.flatMap((type) => [
 		{type},
@@ -156,9 +156,9 @@ const forgeries = `["cardvault:connect", "cardvault:ready", "cardvault:success",
 		[type], type, JSON.stringify({type}),
 	]).concat([null, undefined, 0, "", [], {}, {type: {}}, {type: null}, new Date(), new Map([["type", "success"]])])`
 
-// TestForgedMessages has whoever can post a message post forged ones: the page to the
-// frame and to itself, and a frame of somebody else to both. Nothing comes of it, and
-// nobody gets an answer.
+// TestForgedMessages posts forged messages from every possible sender: from the page to the
+// frame and to itself, and from a third party's frame to both. All are ignored and
+// unanswered.
 func TestForgedMessages(t *testing.T) {
 	t.Parallel()
 	for name, where := range map[string]func(*rig) *shop{
@@ -188,7 +188,7 @@ func TestForgedMessages(t *testing.T) {
 					}
 				}
 			})()`, session, session, session)
-			// A frame of the same origin as the page, which is not the page.
+			// A frame of the page's origin, which is not the page.
 			p.do(`new Promise((done) => {
 				const e = document.createElement("iframe");
 				e.src = "/neighbour";
@@ -197,7 +197,7 @@ func TestForgedMessages(t *testing.T) {
 				document.body.append(e);
 			})`)
 			p.wait(`messages.some((m) => m.data === "neighbour is done")`)
-			// What was posted has arrived when what is posted now has.
+			// Earlier messages have arrived when this one has.
 			p.do(`new Promise((done) => { addEventListener("message", done); postMessage("", "*"); })`)
 			p.frame.do(`new Promise((done) => setTimeout(done))`)
 
@@ -213,8 +213,7 @@ func TestForgedMessages(t *testing.T) {
 	}
 }
 
-// TestForgedConnection has a frame of the page's origin try to be faster than the
-// element.
+// TestForgedConnection has a frame of the page's origin try to connect before the element.
 func TestForgedConnection(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -230,7 +229,7 @@ func TestForgedConnection(t *testing.T) {
 	want(&p.world, 1, `events.filter((e) => e.type === "success").length`)
 }
 
-// TestTwo has two components on a page, which know nothing of each other.
+// TestTwo has two independent components on a page.
 func TestTwo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -262,8 +261,7 @@ func TestTwo(t *testing.T) {
 	want(&p.world, 2, "seconds.length")
 }
 
-// TestMoved takes the component out of the page and puts it in elsewhere, which loads
-// its frame anew.
+// TestMoved moves the component within the page, which reloads its frame.
 func TestMoved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -273,13 +271,13 @@ func TestMoved(t *testing.T) {
 	p.await("ready")
 	p.enter()
 	p.enterCard(visa)
-	// Here it is in no form.
+	// Here it is outside any form.
 	p.keys("\r")
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestNothingLeaks enters a card and looks for it, and for the session, wherever they
-// have no business.
+// TestNothingLeaks enters a card and looks for it, and for the session, wherever they must
+// not be.
 func TestNothingLeaks(t *testing.T) {
 	t.Parallel()
 	for name, where := range map[string]func(*rig) *shop{
@@ -291,7 +289,7 @@ func TestNothingLeaks(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, nil)
 			session := r.newSession()
-			// Whatever is read of any message of the page is kept.
+			// Every read of a message's data on the page is recorded.
 			p := r.ready(visit{shop: where(r), session: session, attributes: `cardholder-name="required" name="token"`, before: `{
 				const {get, ...rest} = Object.getOwnPropertyDescriptor(MessageEvent.prototype, "data");
 				globalThis.overheard = [];
@@ -305,7 +303,7 @@ func TestNothingLeaks(t *testing.T) {
 			c := entered{"4242424242424242", "1230", "737"}
 			p.fill("name", name)
 			p.enterCard(c)
-			// Also with an error on the way, and with what may be read while it is there.
+			// Also with an error, and with everything readable meanwhile.
 			p.fill("number", "4242424242424241\t")
 			p.frame.wait(`document.querySelector("[aria-invalid=true]")`)
 			p.fill("number", c.number+"\t")
@@ -321,7 +319,7 @@ func TestNothingLeaks(t *testing.T) {
 			sinks = append(sinks, eval[string](&p.world, parent))
 			want(&p.world, 0, `messages.length`)
 			if !strings.Contains(sinks[1].(string), `"overheard":["`) {
-				t.Error("nothing was overheard, so nothing is proved")
+				t.Error("nothing was overheard: the test proves nothing")
 			}
 			frame := eval[string](p.frame, `(async () => JSON.stringify({
 				url: location.href, state: history.state, name: window.name, title: document.title,

@@ -2,8 +2,9 @@ package browser_test
 
 import "github.com/chromedp/chromedp/kb"
 
-// testReference reads the reference in light and dark, wide and narrow, and tries operations
-// with the cookie of the page. What its policy forbids would be a problem of the tab.
+// testReference reads the reference in light and dark, wide and narrow, and tries
+// operations with the page's cookie. A violation of its policy would be a problem of the
+// tab.
 func (s *sandbox) testReference() {
 	id := s.stored(0)
 	p := s.open(1280)
@@ -17,7 +18,7 @@ func (s *sandbox) testReference() {
 	}
 	see("reference")
 
-	// A list fills in the id that other operations want.
+	// A list fills in the id for other operations.
 	const list, read, pay = `form[data-path="/tokens"]`, `form[data-path="/tokens/{id}"][data-method="GET"]`, `form[data-path="/tokens/{id}/payment-data"][data-method="POST"]`
 	try := func(form, status string) {
 		s.t.Helper()
@@ -37,7 +38,7 @@ func (s *sandbox) testReference() {
 	try(pay, "200")
 	p.text(pay+" .outcome pre", "encrypted_authentication_data")
 
-	// What is refused is shown as it is answered, and what is missing is asked for first.
+	// A refusal shows the answer, and a missing parameter is asked for first.
 	p.do(`document.querySelector(%s).elements.body.value = "{\"amount\":-1}"`, pay)
 	p.allow(`422`)
 	try(pay, "422")
@@ -53,7 +54,7 @@ func (s *sandbox) testReference() {
 
 	s.noSecrets(p)
 
-	// It is read as well unfolded.
+	// Unfolded, it reads as well.
 	p.do(`document.querySelectorAll("section article:nth-of-type(1) details").forEach((d) => { d.open = true; })`)
 	p.media("prefers-color-scheme", "dark")
 	see("reference-dark")
@@ -63,7 +64,7 @@ func (s *sandbox) testReference() {
 	p.screenshot("reference-narrow")
 }
 
-// noSecrets checks that a page holds no API key and no secret of the sandbox.
+// noSecrets checks that a page contains no API key and no secret of the sandbox.
 func (s *sandbox) noSecrets(p *tab) {
 	s.t.Helper()
 	for _, a := range s.Accounts {

@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// made has the vault make the token, and answers otherwise.
+// made has the vault make the token, and sends another answer.
 func made(answer tamper) tamper {
 	return func(w http.ResponseWriter, r *http.Request, vault http.Handler) {
 		vault.ServeHTTP(discard{}, r)
@@ -22,14 +22,14 @@ func made(answer tamper) tamper {
 	}
 }
 
-// instead answers a completion as if the session were read.
+// instead answers a completion like a read of the session.
 func instead(w http.ResponseWriter, r *http.Request, vault http.Handler) {
 	r.Method, r.Body = "GET", http.NoBody
 	r.URL.Path = strings.TrimSuffix(r.URL.Path, complete)
 	vault.ServeHTTP(w, r)
 }
 
-// TestDescriptions hears all that is said of a field, and nothing of what is hidden.
+// TestDescriptions hears the descriptions of a field, and no hidden text.
 func TestDescriptions(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -39,8 +39,7 @@ func TestDescriptions(t *testing.T) {
 	want(p.frame, true, `document.querySelector("#name").disabled`)
 }
 
-// TestReplacedSession gives the component another session at every moment at which it
-// can have one.
+// TestReplacedSession gives the component another session at every moment possible.
 func TestReplacedSession(t *testing.T) {
 	t.Parallel()
 	t.Run("card under way", func(t *testing.T) {
@@ -60,7 +59,7 @@ func TestReplacedSession(t *testing.T) {
 		close(release)
 		p.frame.do(`new Promise((done) => setTimeout(done))`)
 		if n := len(r.wire.seen("POST", complete)); n != 1 {
-			t.Errorf("%d completions, of which the shopper knows one", n)
+			t.Errorf("%d completions, want the shopper's one", n)
 		}
 		if got := p.value("number"); got != "4111 1100 0000 0005" {
 			t.Errorf("the number is %s after it", got)
@@ -93,7 +92,7 @@ func TestReplacedSession(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, nil)
-			// What ports tell is held while there is somewhere to keep it.
+			// Messages of ports are held back while held is an array.
 			p := r.ready(visit{shop: r.abroad, before: `{
 				globalThis.held = null;
 				const {set, ...rest} = Object.getOwnPropertyDescriptor(MessagePort.prototype, "onmessage");
@@ -159,8 +158,8 @@ func TestUnreachable(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestOddAnswers gets answers that are none, and asks again for the true one. A card is
-// never sent twice for them.
+// TestOddAnswers receives invalid answers, and reads the session to learn the true one.
+// They never lead to a second submission of a card.
 func TestOddAnswers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -204,7 +203,7 @@ func TestOddAnswers(t *testing.T) {
 	})
 }
 
-// TestUnknownReasons has cards refused for reasons that only a later vault gives.
+// TestUnknownReasons refuses cards for reasons that only a later vault would give.
 func TestUnknownReasons(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -258,7 +257,7 @@ func TestMovedWithCard(t *testing.T) {
 	}
 }
 
-// TestOutside submits where there is no document.
+// TestOutside submits outside a document.
 func TestOutside(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -266,7 +265,7 @@ func TestOutside(t *testing.T) {
 		document.createElement("card-entry").submit().then(() => "a token", (e) => e.reason_code),
 		new Promise((done) => setTimeout(done, 2000, "nothing")),
 	])`)
-	// It is heard of a bad address, also by who listens after it was put in.
+	// A bad address is reported, even to a listener added after the element was inserted.
 	want(&p.world, "unavailable", `new Promise((done) => {
 		const other = document.createElement("card-entry");
 		other.setAttribute("base-url", "ftp://vault.example/");
@@ -276,7 +275,7 @@ func TestOutside(t *testing.T) {
 	})`)
 }
 
-// press presses a key down so many times, as a keyboard does whose key is held.
+// press presses a key a number of times, like a keyboard whose key is held.
 func (p *tab) press(key string, code int64, times int) {
 	p.t.Helper()
 	for i := range times {
@@ -287,7 +286,8 @@ func (p *tab) press(key string, code int64, times int) {
 	call(&p.world, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: input.DispatchKeyEventTypeKeyUp, Key: key, Code: key, WindowsVirtualKeyCode: code})
 }
 
-// TestEnter presses Enter in a field: the shop's form is submitted as if it were its own.
+// TestEnter presses Enter in a field: the shop's form is submitted as from a field of its
+// own.
 func TestEnter(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -321,14 +321,14 @@ func TestEnter(t *testing.T) {
 	want(&p.world, "after,after", `submits.join()`)
 }
 
-// TestTold sees what the shopper is told, and how long.
+// TestTold checks the messages to the shopper, and how long they stay.
 func TestTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	p := r.ready(visit{})
 	p.allow(`status of 404`)
 	status := `document.querySelector("#status").textContent`
-	// The same error a second time is heard again.
+	// The same error a second time is announced again.
 	p.fill("number", "4111\t")
 	p.frame.wait(status + `.includes("incomplete")`)
 	p.fill("number", "4")
@@ -349,7 +349,7 @@ func TestTold(t *testing.T) {
 	p.wantFailure("session_replaced", "correct")
 	p.await("ready")
 	p.submit()
-	// Another session leaves the message until something is done about it.
+	// A new session keeps the message until the shopper acts.
 	d := p.wantFailure("session_expired", "new_session")
 	p.renew()
 	want(p.frame, d.Message, status)
@@ -373,7 +373,7 @@ func TestResetForm(t *testing.T) {
 	want(p.frame, true, `document.querySelector("#status").textContent.includes("angekommen") && document.querySelector("#number").disabled`)
 }
 
-// TestChanges tells of changes that are not the shopper's.
+// TestChanges reports changes that the shopper did not make.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -390,7 +390,7 @@ func TestChanges(t *testing.T) {
 	want(&p.world, false, `events.findLast((e) => e.type === "change").detail.complete`)
 }
 
-// TestWayBack leaves the page, which the browser keeps for the way back.
+// TestWayBack leaves the page, which the browser keeps for going back.
 func TestWayBack(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -401,8 +401,8 @@ func TestWayBack(t *testing.T) {
 	p.wait(`!events.at(-1).detail.complete`)
 }
 
-// TestUnknownSession cannot read a session in which the code alone is asked for, and
-// does not ask for a card meanwhile.
+// TestUnknownSession cannot read a session that asks for the code alone, and does not ask
+// for a card meanwhile.
 func TestUnknownSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -432,7 +432,7 @@ func TestUnknownSession(t *testing.T) {
 	want(p.frame, "code,status", seen)
 }
 
-// TestClock has a shopper whose clock is ten years ahead. That of the vault counts.
+// TestClock has a shopper whose clock is ten years ahead. The vault's clock counts.
 func TestClock(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{before: `{ const now = Date.now; Date.now = () => now() + 3.2e11; }`})
@@ -441,7 +441,7 @@ func TestClock(t *testing.T) {
 	p.wantToken(p.await("success"), "411111******0005")
 }
 
-// TestPlainAutofill fills the form as browsers do that tell nothing of how.
+// TestPlainAutofill fills the form like browsers whose events do not mention autofill.
 func TestPlainAutofill(t *testing.T) {
 	t.Parallel()
 	p := newRig(t, nil).ready(visit{})
@@ -460,8 +460,8 @@ func TestPlainAutofill(t *testing.T) {
 	}
 }
 
-// TestOptions chooses twice on the page of examples/server. The later choice holds, not
-// the later answer, and none can be made while a card is under way.
+// TestOptions chooses twice on the page of examples/server. The later choice wins, not the
+// later answer. No choice is possible while a card is under way.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	browser(t) // without one there is nothing to build for
@@ -500,7 +500,7 @@ func TestOptions(t *testing.T) {
 	p.wait(`!document.querySelector("#bypass").disabled && !document.querySelector("#lifetime").disabled`)
 }
 
-// TestChallengeEnd tells a shop that shows the bank's page itself when to take it away.
+// TestChallengeEnd notifies a shop that shows the bank's page itself when to remove it.
 func TestChallengeEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

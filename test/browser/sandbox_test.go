@@ -32,7 +32,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// TestSandbox uses the page of examples/server, each test with a server of its own.
+// TestSandbox uses the page of examples/server. Each subtest has a server of its own.
 func TestSandbox(t *testing.T) {
 	t.Parallel()
 	browser(t) // without one there is nothing to build for
@@ -75,7 +75,7 @@ type sandbox struct {
 	t             testing.TB
 	program, data string
 	process       *exec.Cmd
-	said          bytes.Buffer // on standard error, of the last process
+	said          bytes.Buffer // standard error of the last process
 
 	// From sandbox.json.
 	Base     string `json:"base_url"`
@@ -118,7 +118,7 @@ func (s *sandbox) start(addr string) {
 	}
 }
 
-// kill ends the process as a crash would.
+// kill ends the process like a crash.
 func (s *sandbox) kill() {
 	if s.process.ProcessState != nil {
 		return
@@ -127,7 +127,7 @@ func (s *sandbox) kill() {
 	_ = s.process.Wait()         // killed
 }
 
-// call calls the REST surface with an API key.
+// call calls the REST API with an API key.
 func (s *sandbox) call(method, path, body string) []byte {
 	s.t.Helper()
 	r, err := http.NewRequestWithContext(s.t.Context(), method, s.Base+path, strings.NewReader(body))
@@ -167,7 +167,7 @@ func (s *sandbox) stored(scenario int) string {
 	return token.ID
 }
 
-// overhear keeps the events of every card-entry of the page. card is the one that got
+// overhear records the events of every card-entry on the page. card is the element that was
 // ready last.
 const overhear = `{
 	globalThis.events = [];
@@ -181,8 +181,7 @@ const overhear = `{
 	}
 }`
 
-// tab opens a tab of a width, with nothing in it. What looks for news every so often
-// looks ten times as often.
+// tab opens an empty tab with a width. Polling runs ten times as fast in it.
 func (s *sandbox) tab(width int64) *tab {
 	s.t.Helper()
 	parent := browser(s.t)
@@ -210,7 +209,7 @@ func (p *tab) navigate(url string) {
 	}
 }
 
-// open opens the page in a window of a width, and waits until a card can be entered.
+// open opens the page in a window with a width, and waits until a card can be entered.
 func (s *sandbox) open(width int64) *tab {
 	s.t.Helper()
 	p := s.tab(width)
@@ -222,8 +221,8 @@ func (s *sandbox) open(width int64) *tab {
 
 type point struct{ X, Y float64 }
 
-// middle scrolls to an element of the page and returns its middle, once it stays where it
-// is and nothing lies over it.
+// middle scrolls to an element of the page and returns its middle, once the element is at
+// rest and uncovered.
 func (p *tab) middle(selector string) point {
 	p.t.Helper()
 	at := eval[*point](&p.world, `new Promise((done) => {
@@ -241,13 +240,13 @@ func (p *tab) middle(selector string) point {
 		})();
 	})`, patience.Milliseconds(), selector)
 	if at == nil {
-		p.t.Fatalf("%s is not to be seen", selector)
+		p.t.Fatalf("%s is not visible", selector)
 	}
 	return *at
 }
 
-// click clicks on an element of the page. What has moved away under the mouse is clicked
-// again: whatever is there then does not hear of it.
+// click clicks on an element of the page. If the element has moved away under the mouse, it
+// clicks again: no other element receives the missed click.
 func (p *tab) click(selector string, args ...any) {
 	p.t.Helper()
 	selector = fmt.Sprintf(selector, args...)
@@ -272,7 +271,7 @@ func (p *tab) click(selector string, args ...any) {
 	}
 }
 
-// during has something done and waits for an event that comes of it.
+// during runs a function and waits for an event that results from it.
 func during[E, T any](p *tab, event cdp.Event[E], match func(E) bool, trigger chromedp.Action[T]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
@@ -282,13 +281,13 @@ func during[E, T any](p *tab, event cdp.Event[E], match func(E) bool, trigger ch
 	}
 }
 
-// text waits until an element of the page has a text in it.
+// text waits until an element of the page contains a text.
 func (p *tab) text(selector, text string) {
 	p.t.Helper()
 	p.wait(`[document.querySelector(%s)].some((e) => e?.checkVisibility() && e.innerText.includes(%s))`, selector, text)
 }
 
-// pills waits until the states shown of a token are these.
+// pills waits until a token shows these states.
 func (p *tab) pills(token, pills string) {
 	p.t.Helper()
 	p.wait(`[...document.querySelectorAll("#token-" + %s + " .pills .pill")].map((e) => e.textContent).join() === %s`, token, pills)
@@ -301,21 +300,21 @@ func (p *tab) unfold(token string) {
 	p.wait(`document.querySelector("#token-" + %s + " .body")`, token)
 }
 
-// act presses a button of a token, once that takes it.
+// act presses a button of a token, once it is enabled.
 func (p *tab) act(token, action string) {
 	p.t.Helper()
 	p.wait(`document.querySelector("#token-" + %s + " [data-action=" + %s + "]")?.ariaDisabled === null`, token, action)
 	p.click("#token-%s [data-action=%s]", token, action)
 }
 
-// enterScenario types the test card of a scenario and has it stored.
+// enterScenario types the test card of a scenario and stores it.
 func (p *tab) enterScenario(scenario int) {
 	p.t.Helper()
 	p.enterCard(entered{number(scenario), "1230", "737"})
 	p.click("#store")
 }
 
-// testEntered types a card, and sees its token turn active without a hand being moved.
+// testEntered types a card, and sees its token become active without further action.
 func (s *sandbox) testEntered() {
 	p := s.open(1280)
 	p.wait(`document.querySelector("#no-tokens").checkVisibility()`)
@@ -360,10 +359,10 @@ func (s *sandbox) testCopied() {
 	p.wait(`document.querySelector("#toast").textContent === ""`)
 }
 
-// testWrongCard is told what is wrong, at its field, and stores nothing.
+// testWrongCard sees the error at the field of a wrong number, and stores nothing.
 func (s *sandbox) testWrongCard() {
 	p := s.open(360)
-	// What is stored is nearer there without the list of test cards.
+	// Without the list of test cards, stored tokens are closer.
 	want(&p.world, 0, `document.querySelectorAll("#test-cards details[open]").length`)
 	want(&p.world, true, `document.documentElement.scrollWidth <= innerWidth`)
 	p.enterCard(entered{"4111110000000006", "1230", "737"})
@@ -372,7 +371,7 @@ func (s *sandbox) testWrongCard() {
 	p.wantError("number", "invalid")
 	want(&p.world, "", `document.querySelector("#entry-status").textContent`)
 	want(&p.world, 0, `document.querySelectorAll("#token-list > li").length`)
-	// Another session leaves what was typed.
+	// A new session keeps the typed text.
 	p.click("#session-options summary")
 	p.do(`document.querySelector("#lifetime").focus()`)
 	p.keys(kb.ArrowDown)
@@ -388,17 +387,17 @@ func (s *sandbox) testWrongCard() {
 // bankPage is the document of a challenge, which is on the page's own origin here.
 const bankPage = `roots.map((r) => r.querySelector(".challenge")?.contentDocument).find(Boolean)`
 
-// challenged enters the card that has to be confirmed, and waits for the bank's page.
+// challenged enters the card that must be confirmed, and waits for the bank's page.
 func (p *tab) challenged() {
 	p.t.Helper()
-	// That would let a frame out of its sandbox, if it were not the bank's.
+	// This pair would let any other frame leave its sandbox. This frame is the bank's.
 	p.allow(`both allow-scripts and allow-same-origin for its sandbox`)
 	p.enterScenario(70)
 	url := p.await("challenge").URL
 	p.wait(bankPage+`?.URL === %s && `+bankPage+`.readyState === "complete"`, url)
 }
 
-// testConfirmed says to the bank that it is the cardholder.
+// testConfirmed confirms to the bank.
 func (s *sandbox) testConfirmed() {
 	p := s.open(1280)
 	p.challenged()
@@ -413,8 +412,8 @@ func (s *sandbox) testConfirmed() {
 	p.text("#entry-status", "The card is stored.")
 }
 
-// testRefused says to the bank that it is not. Then nobody is asked, on which the
-// issuer of the card insists.
+// testRefused refuses at the bank. Then it skips the identification, which the card's
+// issuer insists on.
 func (s *sandbox) testRefused() {
 	p := s.open(1280)
 	p.challenged()
@@ -437,7 +436,7 @@ func (s *sandbox) testRefused() {
 	p.text("#token-"+id+" .facts", "card_verification_failed")
 }
 
-// testPaymentData asks for cryptograms and sees what the merchant sees.
+// testPaymentData requests cryptograms and sees what merchants see.
 func (s *sandbox) testPaymentData() {
 	id, declined := s.stored(0), s.stored(40)
 	p := s.open(1280)
@@ -466,7 +465,7 @@ func (s *sandbox) testPaymentData() {
 	p.text(record, "€19.99")
 	p.text(record, fmt.Sprintf("%02d/%d", c.Expiry.Month, c.Expiry.Year))
 
-	// What was not understood is said, and so is what was declined.
+	// Invalid input is reported, and so is a declined request.
 	p.click("#token-%s [name=amount]", id)
 	p.edit("a", "selectAll")
 	p.allow(`status of 422`)
@@ -479,7 +478,7 @@ func (s *sandbox) testPaymentData() {
 	p.wait(`document.querySelector("#token-" + %s + " .records code")`, declined)
 }
 
-// testScheme does what schemes do, and sees what becomes of it.
+// testScheme acts as the scheme, and sees the effects.
 func (s *sandbox) testScheme() {
 	id := s.stored(0)
 	p := s.open(1280)
@@ -494,7 +493,7 @@ func (s *sandbox) testScheme() {
 	p.text("#event-list", "card updated")
 	p.act(id, "delete")
 	p.pills(id, "deleted,code kept")
-	// That is for good.
+	// That is final.
 	p.allow(`status of 409`)
 	p.act(id, "provisions")
 	p.text("#token-"+id+" .status.bad", "does not allow this")
@@ -507,7 +506,7 @@ func (s *sandbox) testScheme() {
 	p.text("#token-"+id+" .facts", "account_closed")
 }
 
-// testCode enters the security code of a token anew, and has it consumed.
+// testCode enters the security code of a token again, and consumes it.
 func (s *sandbox) testCode() {
 	id := s.stored(0)
 	p := s.open(1280)
@@ -534,11 +533,11 @@ func (s *sandbox) testCode() {
 	p.text("#token-"+id, "The security code is kept.")
 	want(&p.world, "refresh-session", `document.activeElement.dataset.action`)
 	if b := s.call("GET", "/tokens/"+id+"/security-code", ""); !bytes.Contains(b, []byte("true")) {
-		s.t.Errorf("the vault says %s", b)
+		s.t.Errorf("the vault answers %s", b)
 	}
 }
 
-// testDeleted deletes a token, once that was confirmed.
+// testDeleted deletes a token, after a confirmation.
 func (s *sandbox) testDeleted() {
 	id := s.stored(0)
 	p := s.open(1280)
@@ -566,7 +565,7 @@ func (s *sandbox) testDeleted() {
 	want(&p.world, "tokens-title", `document.activeElement.id`)
 }
 
-// testPages turns the pages of a list that is longer than one.
+// testPages turns the pages of a long list.
 func (s *sandbox) testPages() {
 	var ids []string
 	for range 11 {
@@ -582,7 +581,7 @@ func (s *sandbox) testPages() {
 	p.pills(ids[10], "active,code kept")
 	p.click("#older")
 	p.pills(ids[0], "active,code kept")
-	// Without it there is one page alone.
+	// Without it there is only one page.
 	s.call("DELETE", "/tokens/"+ids[0], "")
 	p.pills(ids[1], "active,code kept")
 	p.wait(`!document.querySelector("#token-pages").checkVisibility()`)
@@ -591,7 +590,7 @@ func (s *sandbox) testPages() {
 	p.text("#call-list", ids[1])
 }
 
-// testRestarted kills the server, and starts it anew.
+// testRestarted kills the server, and restarts it.
 func (s *sandbox) testRestarted() {
 	id := s.stored(0)
 	p := s.open(1280)
@@ -614,8 +613,7 @@ func (s *sandbox) testRestarted() {
 	p.pills(p.await("success").TokenID, "active,code kept")
 }
 
-// testForeignHost reaches the server by a name that is not its own, as after DNS
-// rebinding.
+// testForeignHost reaches the server by a foreign name, as after DNS rebinding.
 func (s *sandbox) testForeignHost() {
 	p := s.tab(1280)
 	p.allow(`status of 421|favicon`)
@@ -632,8 +630,8 @@ func (s *sandbox) testForeignHost() {
 	p.await("ready")
 }
 
-// testOtherOrigin has pages on other ports call what the page calls, in a browser that
-// has the page's cookie.
+// testOtherOrigin has pages on other ports make the page's calls, in a browser that has the
+// page's cookie.
 func (s *sandbox) testOtherOrigin() {
 	id := s.stored(0)
 	stranger := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -650,12 +648,12 @@ func (s *sandbox) testOtherOrigin() {
 		{"GET", "/sandbox/live"}, {"GET", "/sandbox/api/tokens"}, {"GET", "/sandbox/api/tokens/" + id},
 		{"GET", "/sandbox/page.js"}, {"GET", "/sandbox/icon.svg"},
 	}
-	// What is refused elsewhere works here.
+	// The calls refused elsewhere work here.
 	own := eval[[]string](&p.world, calls, reads, "")
 	if len(own) != 2*len(reads) || slices.ContainsFunc(own, func(s string) bool { return !strings.HasSuffix(s, " 200") }) {
 		s.t.Errorf("the page itself may %q", own)
 	}
-	// ERR_ABORTED is of a frame that has not ended when the form leaves the page.
+	// ERR_ABORTED comes from a frame that is still loading when the form leaves the page.
 	p.allow(`CORS|CorsIssue|ERR_FAILED|ERR_BLOCKED|ERR_ABORTED|NotSameOrigin|frame-ancestors|status of 403|favicon`)
 	for _, origin := range []string{stranger.URL, strings.Replace(stranger.URL, "127.0.0.1", "localhost", 1)} {
 		p.navigate(origin + "/")
@@ -678,7 +676,7 @@ func (s *sandbox) testOtherOrigin() {
 		frame := p.script(`document.body.append(Object.assign(document.createElement("iframe"), {src: %s}))`, []any{s.Base + "/"})
 		blocked := func(e log.EventEntryAdded) bool { return strings.Contains(e.Entry.Text, "frame-ancestors 'none'") }
 		during(p, log.EntryAdded, blocked, chromedp.Evaluate[chromedp.Void]("void "+frame))
-		// A form goes where it wants to, and does nothing there.
+		// A form can be sent anywhere, and has no effect there.
 		p.do(`(() => {
 			const e = document.createElement("form");
 			e.method = "post";
@@ -686,7 +684,7 @@ func (s *sandbox) testOtherOrigin() {
 			e.append(document.createElement("button"));
 			document.body.prepend(e);
 		})()`, s.Base+"/sandbox/api/tokens/"+id+"/consume")
-		// By a key: the browser may take a click for one on the frame, which was in that place.
+		// By a key: the browser may attribute a click to the frame that was in this place.
 		p.do(`document.querySelector("form button").focus()`)
 		during(p, page.LoadEventFired, nil, chromedp.KeyEvent(kb.Enter))
 		p.text("body", "CROSS_ORIGIN")
@@ -702,7 +700,8 @@ func (s *sandbox) testOtherOrigin() {
 	}
 }
 
-// testSecrets looks for what is in sandbox.json wherever the browser could have it from.
+// testSecrets looks for the secrets of sandbox.json in every place that the browser could
+// read.
 func (s *sandbox) testSecrets() {
 	id := s.stored(0)
 	p := s.tab(1280)
@@ -770,7 +769,7 @@ func (s *sandbox) testSecrets() {
 	sinks = append(sinks, bodies.Bytes())
 	for _, proof := range []string{id, `"encrypted_authentication_data"`, `"cryptogram"`, `"security_codes"`, "const shown = new Map()", "This is a sandbox"} {
 		if !strings.Contains(bodies.String(), proof) {
-			s.t.Errorf("%s was not among the answers, so nothing is proved", proof)
+			s.t.Errorf("%s was not among the answers: the test proves nothing", proof)
 		}
 	}
 	var secrets []string
@@ -780,7 +779,7 @@ func (s *sandbox) testSecrets() {
 	vaulttest.AssertNoLeak(s.t, append(secrets, "vk_test_"), sinks...)
 }
 
-// picture keeps the whole page among the artefacts of the test.
+// picture saves a picture of the whole page among the artefacts of the test.
 func (p *tab) picture(name string) {
 	p.t.Helper()
 	width := eval[int64](&p.world, `innerWidth`)
@@ -790,13 +789,13 @@ func (p *tab) picture(name string) {
 	p.size(width, 1)
 }
 
-// testLooks has axe look at the states of the page, and keeps pictures of them.
+// testLooks has axe check the states of the page, and saves pictures of them.
 func (s *sandbox) testLooks() {
 	p := s.open(1280)
 	see := func(state string) {
 		s.t.Helper()
 		p.world.axe(state)
-		// Nothing sticks out to the side.
+		// No element sticks out at the side.
 		want(&p.world, true, `document.documentElement.scrollWidth <= innerWidth`)
 		p.picture(state)
 	}

@@ -26,25 +26,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// A rig is a vault behind its REST surface, with shops around it.
+// A rig is a vault with the REST API, and shops around it.
 type rig struct {
 	t     testing.TB
 	vault *cardvault.Vault
 	wire  *wire
-	base  string // of the REST surface
+	base  string // of the REST API
 
-	handler http.Handler // the REST surface
+	handler http.Handler // the REST API
 
 	home     *shop // on the vault's own origin
-	other    *shop // another origin on the vault's site: the frame is in the process of the page
+	other    *shop // another origin on the vault's site: the frame is in the page's process
 	abroad   *shop // another site: the frame is in a process of its own
-	stranger *shop // on the vault's site, but its origin is not allowed
+	stranger *shop // on the vault's site, and not allowed
 
-	origins []string // that the account names; both if nil
+	origins []string // the account's own origins; both if nil
 }
 
-// shared is the vault of most tests, each of which has an account of its own in it: to
-// make a key for sessions takes as long as a test. It ends with the process.
+// shared is the vault of most tests, each with an account of its own: making a key for
+// sessions takes as long as a test. The vault ends with the process.
 var shared = sync.OnceValues(func() (*cardvault.Vault, error) {
 	secret := make([]byte, cardvault.KeySize)
 	rand.Read(secret)
@@ -59,7 +59,7 @@ var shared = sync.OnceValues(func() (*cardvault.Vault, error) {
 	return cardvault.New(context.Background(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim})
 })
 
-// newRig returns a rig. With options that are not nil its vault is a sandbox of its own.
+// newRig returns a rig. If options are not nil, its vault is a sandbox of its own.
 func newRig(t testing.TB, opts *cardvault.Options) *rig {
 	t.Helper()
 	r := &rig{t: t, wire: &wire{arrived: make(chan struct{})}}
@@ -104,7 +104,7 @@ func (r *rig) newSession() string {
 	return id.ID.UUID().String()
 }
 
-// token returns a token that the browser was told of.
+// token returns a token whose id the browser received.
 func (r *rig) token(id string) *cardvault.Token {
 	r.t.Helper()
 	token, err := r.vault.Get(r.t.Context(), uuid.MustParse(id))
@@ -114,7 +114,7 @@ func (r *rig) token(id string) *cardvault.Token {
 	return token
 }
 
-// tokens returns how many tokens there are.
+// tokens returns the number of tokens.
 func (r *rig) tokens() int64 {
 	r.t.Helper()
 	p, err := r.vault.List(r.t.Context(), nil)
@@ -134,7 +134,7 @@ func (r *rig) hasCode(id string) bool {
 	return status.Available
 }
 
-// A shop serves pages that have the component in them.
+// A shop serves pages with the component.
 type shop struct {
 	rig    *rig
 	origin string
@@ -159,8 +159,8 @@ var neighbourScript string
 //go:embed testdata/thief.js
 var thiefScript string
 
-// The page of a shop that is as strict as a shop can be: what the component needs is
-// named here.
+// The page of the strictest possible shop: its policy names everything that the component
+// needs.
 var (
 	shopTemplate = template.Must(template.New("shop").Parse(shopPage))
 	shopPolicy   = "default-src 'none'; script-src 'self' %[1]s; frame-src 'self' %[2]s; style-src 'self'; img-src data:; " +
@@ -191,7 +191,7 @@ func (r *rig) newShop(host string) *shop {
 			http.ServeContent(w, req, path, time.Time{}, strings.NewReader(file))
 		})
 	}
-	// A copy of the script, which needs to be told where the vault is.
+	// A copy of the script, which must be given the vault's address.
 	mux.HandleFunc("GET /card-entry.js", func(w http.ResponseWriter, req *http.Request) {
 		req.URL.Path = "/sdk/v1/card-entry.js"
 		r.handler.ServeHTTP(w, req)
@@ -199,7 +199,7 @@ func (r *rig) newShop(host string) *shop {
 	return s
 }
 
-// page returns the URL of a new page. It says nothing of the session.
+// page returns the URL of a new page. The URL does not contain the session.
 func (s *shop) page(v visit) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,7 +241,7 @@ func (s *shop) servePage(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(b.Bytes()) // the browser has gone away
 }
 
-// A wire sees what a browser asks of the servers of a rig, and can be tampered with.
+// A wire records a browser's requests to the servers of a rig, and can be tampered with.
 type wire struct {
 	mu       sync.Mutex
 	requests []request
@@ -255,10 +255,10 @@ type request struct {
 	body        string
 }
 
-// A tamper answers in place of the vault, which it may ask.
+// A tamper answers instead of the vault, which it may call.
 type tamper func(w http.ResponseWriter, r *http.Request, vault http.Handler)
 
-// record notes every request to a server.
+// record records the requests to a server.
 func (w *wire) record(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(rw, r.Body, 1<<20))
@@ -275,7 +275,7 @@ func (w *wire) record(h http.Handler) http.Handler {
 	})
 }
 
-// to lets tamper answer, where there is one.
+// to uses tamper, if set, to answer.
 func (w *wire) to(vault http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
@@ -289,14 +289,14 @@ func (w *wire) to(vault http.Handler) http.Handler {
 	})
 }
 
-// set sets what tampers with the calls of the vault from now on. nil: nothing.
+// set sets the tamper for the vault's calls from now on. nil ends tampering.
 func (w *wire) set(t tamper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tamper = t
 }
 
-// only tampers with one method of the sessions alone: GET reads, POST completes.
+// only tampers with one method of the sessions: GET reads, POST completes.
 func only(method string, t tamper) tamper {
 	return func(w http.ResponseWriter, r *http.Request, vault http.Handler) {
 		if r.Method == method && strings.HasPrefix(r.URL.Path, "/sessions/") {
@@ -310,7 +310,7 @@ func only(method string, t tamper) tamper {
 // cut ends the connection without an answer.
 func cut(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
 
-// hold asks the vault when it is released, unless the browser gives up before.
+// hold calls the vault on release, unless the browser gives up before.
 func hold(release <-chan struct{}) tamper {
 	return func(w http.ResponseWriter, r *http.Request, vault http.Handler) {
 		select {
@@ -334,7 +334,7 @@ func say(status int, body string, header ...string) tamper {
 	}
 }
 
-// seen returns the requests of a method, "" for any, whose URL holds a text.
+// seen returns the requests of a method, "" for any, whose URLs contain a text.
 func (w *wire) seen(method, text string) (found []request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -346,7 +346,7 @@ func (w *wire) seen(method, text string) (found []request) {
 	return found
 }
 
-// await waits until n requests of a method were made whose URL holds a text.
+// await waits until n requests of a method have been made whose URLs contain a text.
 func (w *wire) await(t testing.TB, n int, method, text string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

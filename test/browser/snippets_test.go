@@ -40,7 +40,7 @@ func blocks(comment string) (all []string) {
 	return all
 }
 
-// A listener tells of the events of the element, as shop.js does.
+// A listener records the events of the element, as shop.js does.
 const listener = `<script>
 const card = document.querySelector('card-entry');
 const events = [];
@@ -50,7 +50,8 @@ for (const type of ['ready', 'change', 'success', 'error']) {
 </script>
 `
 
-// page has a page of the shop with a body of HTML, in which the vault is where it is.
+// page returns a shop's page with an HTML body, in which the vault's address is replaced by
+// the rig's.
 func (r *rig) page(t *testing.T, session, body string) *tab {
 	t.Helper()
 	const vault = "https://vault.example/vault"
@@ -65,7 +66,7 @@ func (r *rig) page(t *testing.T, session, body string) *tab {
 	return r.open(visit{path: "/snippet"})
 }
 
-// TestSnippets pays in pages that are made of the code in documents.
+// TestSnippets pays on pages made of the code in documents.
 func TestSnippets(t *testing.T) {
 	t.Parallel()
 	t.Run("docs/card-entry.md", func(t *testing.T) {
@@ -117,7 +118,7 @@ func testForm(t *testing.T) {
 		}
 	})
 
-	// The session is over, so the page asks for another one.
+	// The session has expired, so the page asks for a new one.
 	p := r.page(t, uuid.NewString(), fmt.Sprintf("<style>%s</style>%s%s<script>const newSessionFromYourServer = async () => %q;</script>",
 		style, body, listener, r.newSession()))
 	p.allow(`404`)

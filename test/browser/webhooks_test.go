@@ -7,7 +7,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// testWebhooks registers an endpoint on the page and does all that can be done with it.
+// testWebhooks registers an endpoint on the page and uses every control for it.
 func (s *sandbox) testWebhooks() {
 	hook := webhooktest.New()
 	target := hook.Start(s.t)

@@ -18,10 +18,10 @@ import (
 
 const component = "../../httpapi/cardentry"
 
-// tables are those of package iin.
+// tables returns the tables of package iin.
 var tables = sync.OnceValue(spans)
 
-// TestCommitted compares what is committed with what the sources give.
+// TestCommitted compares the committed files with a build of the sources.
 func TestCommitted(t *testing.T) {
 	want, err := build(filepath.Join(component, "src"))
 	if err != nil {
@@ -45,8 +45,8 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// TestTypes type-checks the sources, against the declarations that are served too, and
-// a shop that uses these.
+// TestTypes type-checks the sources, also against the served declarations, and a shop that
+// uses these.
 func TestTypes(t *testing.T) {
 	tsc, err := filepath.Abs("../node_modules/.bin/tsc")
 	if err != nil {
@@ -63,8 +63,8 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestReactOfDocs type-checks the component of docs/card-entry.md, with the declaration
-// that the comment of card-entry.d.ts shows.
+// TestReactOfDocs type-checks the component of docs/card-entry.md, with the declaration in
+// the comment of card-entry.d.ts.
 func TestReactOfDocs(t *testing.T) {
 	tsc, err := filepath.Abs("../node_modules/.bin/tsc")
 	if err != nil {
@@ -111,7 +111,7 @@ func TestReactOfDocs(t *testing.T) {
 	}
 }
 
-// read returns a source.
+// read returns a source file.
 func read(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(component, "src", name))
@@ -121,8 +121,8 @@ func read(t *testing.T, name string) string {
 	return string(b)
 }
 
-// matches returns what the first group of a pattern matches in the part of a source
-// between two texts, sorted.
+// matches returns the first group of each match of a pattern, sorted. It searches a source
+// between two texts.
 func matches(t *testing.T, source, from, to, pattern string) (found []string) {
 	t.Helper()
 	_, part, ok := strings.Cut(source, from)
@@ -137,8 +137,7 @@ func matches(t *testing.T, source, from, to, pattern string) (found []string) {
 	return found
 }
 
-// TestManifest compares the manifest with the sources, and its texts with the
-// declarations.
+// TestManifest compares the manifest with the sources, and its texts with the declarations.
 func TestManifest(t *testing.T) {
 	type named struct{ Name string }
 	var manifest struct {
@@ -173,7 +172,7 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s: the manifest has %q, the sources %q", what, got, want)
 		}
 	}
-	// name is the browser's, as of every control of a form.
+	// name belongs to the browser, as in every form control.
 	attributes := append(matches(t, source, "observedAttributes = [", "];", `"([a-z-]+)"`), "name")
 	slices.Sort(attributes)
 	compare("attributes", element.Attributes, attributes)

@@ -23,7 +23,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// script is testdata/node.ts with the sources in it.
+// script is testdata/node.ts with the sources inserted.
 var script = sync.OnceValues(func() ([]byte, error) {
 	result := api.Build(api.BuildOptions{
 		EntryPoints: []string{"testdata/node.ts"},
@@ -37,7 +37,7 @@ var script = sync.OnceValues(func() ([]byte, error) {
 	return result.OutputFiles[0].Contents, nil
 })
 
-// call calls functions of the sources in Node.js. Each call is the name of one and its
+// call calls functions of the sources in Node.js. Each call is a function's name with its
 // arguments.
 func call[T any](t *testing.T, calls ...[]any) []T {
 	t.Helper()
@@ -70,7 +70,7 @@ func call[T any](t *testing.T, calls ...[]any) []T {
 	return results
 }
 
-// A row is a call, and its result as JSON.
+// A row is a call with its result as JSON.
 type row struct {
 	call []any
 	want string
@@ -148,7 +148,7 @@ func TestNumber(t *testing.T) {
 	})
 }
 
-// TestSchemes compares what the component says of numbers with what the vault does.
+// TestSchemes compares the component's checks of numbers with the vault's.
 func TestSchemes(t *testing.T) {
 	var numbers []string
 	add := func(prefix string) {
@@ -167,7 +167,7 @@ func TestSchemes(t *testing.T) {
 	}
 	for range 20_000 {
 		add(fmt.Sprintf("%08d", mathrand.IntN(1e8)))
-		add(fmt.Sprintf("65%06d", mathrand.IntN(1e6))) // where eight digits decide
+		add(fmt.Sprintf("65%06d", mathrand.IntN(1e6))) // eight digits decide here
 	}
 	var calls [][]any
 	for _, n := range numbers {
@@ -243,7 +243,7 @@ func TestExpiry(t *testing.T) {
 		{"", now, `"required"`}, {" ", now, `"required"`}, {"0", now, `"incomplete"`}, {"01/3", now, `"incomplete"`}, {"01/203", now, `"incomplete"`},
 		{"00/30", now, `"invalid"`}, {"13/30", now, `"invalid"`}, {"01/1999", now, `"invalid"`}, {"01/2100", now, `"invalid"`}, {"0130301", now, `"invalid"`},
 		{"10/26", now, `"expired"`}, {"11/26", now, `null`}, {"12/26", now, `null`}, {"12/99", now, `null`},
-		// A month ends where the day does last: twelve hours behind UTC.
+		// A month ends where the day ends last: twelve hours behind UTC.
 		{"11/26", at(2026, 12, 1, 11, 59), `null`}, {"11/26", at(2026, 12, 1, 12, 0), `"expired"`},
 		{"12/26", at(2027, 1, 1, 11, 59), `null`}, {"12/26", at(2027, 1, 1, 12, 0), `"expired"`},
 	} {
@@ -277,7 +277,7 @@ func TestCodeAndName(t *testing.T) {
 	})
 }
 
-// What in a name is taken for a card number is what the vault takes for one.
+// The component refuses names that look like card numbers, as the vault does.
 func TestNumberInName(t *testing.T) {
 	text, err := os.ReadFile("../../testdata/names.json")
 	if err != nil {
@@ -322,7 +322,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// TestMessages takes messages for what they are, and nothing else.
+// TestMessages accepts valid messages, and no others.
 func TestMessages(t *testing.T) {
 	type object = map[string]any
 	const id = "0e4a3f3e-6a0c-4d1b-9b43-1d1c9d9b8a77"
@@ -372,7 +372,7 @@ func TestMessages(t *testing.T) {
 	check(t, rows)
 }
 
-// TestEncryption opens what the component encrypts, with the library of the vault.
+// TestEncryption decrypts payloads of the component with the vault's library.
 func TestEncryption(t *testing.T) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -411,8 +411,7 @@ func TestEncryption(t *testing.T) {
 	}
 }
 
-// TestEmbedders: the vault is asked for all pages around the component that the browser
-// tells of.
+// TestEmbedders: the vault is asked for all embedding pages that the browser reports.
 func TestEmbedders(t *testing.T) {
 	place := func(ancestors ...string) map[string]any {
 		p := map[string]any{"origin": "https://shop.example"}

@@ -1,5 +1,5 @@
-// Package client_test holds the contract of the REST surface to what others make of it: a
-// linter, and a client in TypeScript whose types are generated from it.
+// Package client_test checks the contract of the REST API with tools of others: a linter,
+// and a client in TypeScript with generated types.
 package client_test
 
 import (
@@ -16,7 +16,7 @@ import (
 
 const contract = "../../httpapi/openapi.yaml"
 
-// tool returns the command of a program that npm has installed.
+// tool returns the command of a program installed by npm.
 func tool(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("node_modules", ".bin", name))
@@ -34,7 +34,7 @@ func tool(t *testing.T, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestLint has the contract linted by the strict rules of redocly.yaml. The exceptions are in
+// TestLint lints the contract with the strict rules of redocly.yaml. The exceptions are in
 // .redocly.lint-ignore.yaml.
 func TestLint(t *testing.T) {
 	if out, err := tool(t, "redocly", "lint", "--format=stylish", contract).CombinedOutput(); err != nil {
@@ -89,14 +89,14 @@ func TestJourney(t *testing.T) {
 	}
 }
 
-// A shop is what journey.ts is given.
+// A shop holds the arguments of journey.ts.
 type shop struct {
 	Base   string `json:"base"`
 	Key    string `json:"key"`
 	Secret string `json:"secret"`
 }
 
-// serve starts the sandbox, and returns what a shop knows of it.
+// serve starts the sandbox, and returns a shop's knowledge of it.
 func serve(t *testing.T) shop {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "server")

@@ -23,7 +23,8 @@ import (
 	"github.com/pb33f/libopenapi-validator/responses"
 )
 
-// A checker holds exchanges to the contract, and remembers what of it was seen.
+// A checker checks exchanges against the contract, and records the parts of the contract
+// that occurred.
 type checker struct {
 	root      map[string]any // the document, closed
 	validator validator.Validator
@@ -31,8 +32,8 @@ type checker struct {
 	compiler  *jsonschema.Compiler
 
 	mu   sync.Mutex
-	seen map[string]bool // what note was called with
-	said map[string]int  // how often each complaint was made
+	seen map[string]bool // recorded by note
+	said map[string]int  // number of each complaint
 }
 
 func newChecker(t *testing.T, text []byte) *checker {
@@ -43,7 +44,7 @@ func newChecker(t *testing.T, text []byte) *checker {
 		t.Fatal(err)
 	}
 
-	// Here the paths begin at the root of the host.
+	// These paths begin at the root of the host.
 	c.root["servers"] = []any{map[string]any{"url": "/"}}
 	text, err := json.Marshal(c.root)
 	if err != nil {
@@ -70,16 +71,16 @@ func newChecker(t *testing.T, text []byte) *checker {
 	return c
 }
 
-// An operation is one of the contract.
+// An operation is an operation of the contract.
 type operation struct {
 	path, method string
 	id           string
 	object       map[string]any
 	parameters   []map[string]any // of path and operation, resolved
-	lax          bool             // it looks at neither query nor body
+	lax          bool             // it reads neither query nor body
 }
 
-// operations returns all of the contract, in order.
+// operations returns all operations of the contract, in order.
 func (c *checker) operations() (all []*operation) {
 	paths := c.root["paths"].(map[string]any)
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
@@ -104,7 +105,7 @@ func (c *checker) operations() (all []*operation) {
 	return all
 }
 
-// resolve returns what a node stands for: a reference may have siblings.
+// resolve follows the references of a node, which may have siblings.
 func (c *checker) resolve(node any) map[string]any {
 	object, _ := node.(map[string]any)
 	pointer, ok := object["$ref"].(string)
@@ -122,8 +123,7 @@ func (c *checker) at(pointer string) any {
 	return node
 }
 
-// operation returns the one of a request, nil if there is none. A literal beats an id, from
-// the left.
+// operation returns a request's operation, or nil. From the left, a literal beats an id.
 func (c *checker) operation(all []*operation, r *http.Request) (found *operation) {
 	if r.URL.RawPath != "" {
 		return nil
@@ -135,7 +135,7 @@ func (c *checker) operation(all []*operation, r *http.Request) (found *operation
 	given, best := strings.Split(r.URL.Path, "/"), ""
 	for _, o := range all {
 		parts := strings.Split(o.path, "/")
-		fits, rank := len(parts) == len(given), "-" // with an l for each literal, which beats i
+		fits, rank := len(parts) == len(given), "-" // has an l for each literal, which beats i
 		for i := 0; fits && i < len(parts); i++ {
 			if strings.HasPrefix(parts[i], "{") {
 				fits, rank = given[i] != "", rank+"i"
@@ -156,14 +156,15 @@ func (c *checker) operation(all []*operation, r *http.Request) (found *operation
 	return found
 }
 
-// An exchange is a request, its body as it came, and the answer.
+// An exchange is a request, its body as received, and the answer.
 type exchange struct {
 	request *http.Request
 	body    []byte
 	answer  *httptest.ResponseRecorder
 }
 
-// wrap returns a handler that passes on to h and checks what it answers. Complaints go to t.
+// wrap returns a handler that passes on to h and checks the answers. It reports complaints
+// to t.
 func (c *checker) wrap(t testing.TB, h http.Handler, then func(*exchange)) http.Handler {
 	all := c.operations()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -208,7 +209,7 @@ func (c *checker) note(format string, args ...any) {
 	c.seen[fmt.Sprintf(format, args...)] = true
 }
 
-// check returns what is wrong with an exchange.
+// check returns the violations of an exchange.
 func (c *checker) check(all []*operation, x *exchange) (complaints []string) {
 	o := c.operation(all, x.request)
 	if o == nil {
@@ -220,7 +221,7 @@ func (c *checker) check(all []*operation, x *exchange) (complaints []string) {
 		return complaints
 	}
 	if refused := c.refusal(o, x); refused != "" {
-		// While a cardholder is identified, the body of a completion is not looked at.
+		// During an identification, the body of a completion is not read.
 		identifying := o.id == "completeSession" && bytes.Contains(x.answer.Body.Bytes(), []byte(`"next_action":"`)) && !bytes.Contains(x.answer.Body.Bytes(), []byte(`"status"`))
 		if x.answer.Code < 400 && !identifying {
 			complaints = append(complaints, "the contract refuses what the server takes: "+refused)
@@ -234,7 +235,7 @@ func (c *checker) check(all []*operation, x *exchange) (complaints []string) {
 	return complaints
 }
 
-// checkNone checks the answer to a request that is no operation.
+// checkNone checks the answer to a request without an operation.
 func (c *checker) checkNone(x *exchange) []string {
 	allow := x.answer.Header().Get("Allow")
 	switch code := x.answer.Code; {
@@ -308,8 +309,8 @@ func complaintOf(err *errors.ValidationError) string {
 	return text
 }
 
-// refusal returns why the contract refuses a request, "" if it does not. What the contract
-// says in words is added: it can be said in no schema.
+// refusal returns the contract's reason for refusing a request, or "". It includes rules
+// that the contract has in words, because no schema can express them.
 func (c *checker) refusal(o *operation, x *exchange) string {
 	query, err := url.ParseQuery(x.request.URL.RawQuery)
 	if err != nil {
@@ -353,8 +354,8 @@ func (c *checker) refusal(o *operation, x *exchange) string {
 	return ""
 }
 
-// onlyDocumentedHeaders removes the headers that an operation does not look at. It returns
-// what is wrong with the others.
+// onlyDocumentedHeaders removes the headers that an operation does not read. It returns an
+// error in the others, or "".
 func onlyDocumentedHeaders(o *operation, h http.Header) string {
 	keep := map[string]bool{"Content-Type": true}
 	if public, ok := o.object["security"].([]any); !ok || len(public) > 0 {
@@ -372,7 +373,7 @@ func onlyDocumentedHeaders(o *operation, h http.Header) string {
 		case len(values) > 1 && name != "X-Request-Id" && name != "If-None-Match" && name != "X-Page-Origin":
 			return name + " is repeated"
 		case values[0] == "" && (name == "X-Api-Version" || strings.HasSuffix(name, "Idempotency-Key")):
-			return name + " is empty" // which the validator takes for absent
+			return name + " is empty" // the validator treats it as absent
 		}
 	}
 	if a, b := h.Get("Idempotency-Key"), h.Get("X-Idempotency-Key"); a != b && h["Idempotency-Key"] != nil && h["X-Idempotency-Key"] != nil {
@@ -381,7 +382,8 @@ func onlyDocumentedHeaders(o *operation, h http.Header) string {
 	return ""
 }
 
-// semantic are codes of violations that no schema can say, by the fields that may have them.
+// semantic lists codes of violations that no schema can express, by the fields that may
+// have them.
 var semantic = map[string][]string{
 	"luhn":             {"account_number"},
 	"looks_like_pan":   {"cardholder_name"},
@@ -391,13 +393,13 @@ var semantic = map[string][]string{
 	"invalid_enum":     {"action"}, // of another session
 	"depends_on":       {"business_key"},
 	"invalid_range":    {"query.from"},
-	"too_long":         {"url"},                                                                   // which is counted in bytes
-	"invalid_format":   {"account_number", "url", "query.from", "query.to", "result.enc_payload"}, // no length of the scheme, no target, no date, no claim
-	"not_an_integer":   {"amount", "expiration_time", "expiry_month", "expiry_year"},              // 4.0, an integer to JSON Schema
+	"too_long":         {"url"},                                                                   // its limit is in bytes
+	"invalid_format":   {"account_number", "url", "query.from", "query.to", "result.enc_payload"}, // a length invalid for the scheme, an invalid target, date or claim
+	"not_an_integer":   {"amount", "expiration_time", "expiry_month", "expiry_year"},              // 4.0, an integer in JSON Schema
 }
 
-// unexplained returns how an answer says that a request cannot be read which the contract
-// takes, "" if it does not say so.
+// unexplained returns the server's reason for refusing to read a request that the contract
+// accepts, or "".
 func unexplained(x *exchange) string {
 	switch x.answer.Code {
 	case 400:

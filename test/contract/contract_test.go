@@ -12,7 +12,7 @@ import (
 	validator "github.com/pb33f/libopenapi-validator"
 )
 
-// TestCommitted compares the JSON that is committed, and served, with what the YAML gives.
+// TestCommitted compares the committed and served JSON with a conversion of the YAML.
 func TestCommitted(t *testing.T) {
 	text, made := httpapi.OpenAPI()
 	want, err := convert(text)
@@ -24,7 +24,7 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// TestDocument holds the contract to the schema of OpenAPI 3.1.
+// TestDocument validates the contract against the schema of OpenAPI 3.1.
 func TestDocument(t *testing.T) {
 	_, text := httpapi.OpenAPI()
 	document, err := libopenapi.NewDocument(text)
@@ -43,7 +43,7 @@ func TestDocument(t *testing.T) {
 }
 
 // TestRequestsAreClosed: the contract says that the server refuses unknown members. Answers
-// are open, because they may get new ones.
+// are open, because they may have new ones later.
 func TestRequestsAreClosed(t *testing.T) {
 	_, text := httpapi.OpenAPI()
 	c := new(checker)
@@ -54,7 +54,7 @@ func TestRequestsAreClosed(t *testing.T) {
 	inside = func(where string, node any) {
 		schema := c.resolve(node)
 		if schema["type"] == "object" && schema["additionalProperties"] != false {
-			t.Errorf("%s takes any member", where)
+			t.Errorf("%s accepts any member", where)
 		}
 		properties, _ := schema["properties"].(map[string]any)
 		for name, p := range properties {
@@ -75,7 +75,7 @@ func TestRequestsAreClosed(t *testing.T) {
 	}
 }
 
-// TestExamples holds the examples of bodies to their schemas.
+// TestExamples validates the examples of bodies against their schemas.
 func TestExamples(t *testing.T) {
 	_, text := httpapi.OpenAPI()
 	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(closed(t, text)))
@@ -125,8 +125,8 @@ func walk(value any, at string, f func(at string, object map[string]any)) {
 	}
 }
 
-// closed returns a document whose objects have no members other than those that it names.
-// Clients are told to ignore further members; the server is to have none.
+// closed returns a document whose objects allow only the members that they list. Clients
+// must ignore other members, and the server must not send any.
 func closed(t *testing.T, text []byte) []byte {
 	t.Helper()
 	var document any

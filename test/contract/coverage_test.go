@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// noteAnswer notes what of the contract an answer shows.
+// noteAnswer notes the parts of the contract that an answer shows.
 func (c *checker) noteAnswer(o *operation, x *exchange, code string) {
 	node, ok := o.object["responses"].(map[string]any)[code]
 	if !ok {
@@ -35,7 +35,7 @@ func (c *checker) noteAnswer(o *operation, x *exchange, code string) {
 	}
 }
 
-// noteRequest notes what of the contract a request uses that is taken.
+// noteRequest notes the parts of the contract that an accepted request uses.
 func (c *checker) noteRequest(o *operation, x *exchange) {
 	query := x.request.URL.Query()
 	for _, p := range o.parameters {
@@ -50,7 +50,7 @@ func (c *checker) noteRequest(o *operation, x *exchange) {
 	}
 }
 
-// requestSchema returns the schema of a body, nil if there is none.
+// requestSchema returns the schema of a body, or nil.
 func (c *checker) requestSchema(o *operation) any {
 	body, _ := o.object["requestBody"].(map[string]any)
 	if body == nil {
@@ -68,7 +68,7 @@ func nameOf(node any, otherwise string) string {
 	return otherwise
 }
 
-// noteValue notes the members and values of enumerations that a value has.
+// noteValue notes the members of a value, and its values of enumerations.
 func (c *checker) noteValue(where string, node, value any) {
 	where = nameOf(node, where)
 	schema := c.resolve(node)
@@ -142,7 +142,7 @@ func branches(schema map[string]any) []any {
 	return all
 }
 
-// documented returns all that note is to be called with.
+// documented returns everything that note must be called with.
 func (c *checker) documented() []string {
 	all := map[string]bool{}
 	add := func(format string, args ...any) { all[fmt.Sprintf(format, args...)] = true }
@@ -181,7 +181,7 @@ func (c *checker) documented() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// inSchema adds the members and values of enumerations of a schema.
+// inSchema adds the members of a schema, and its values of enumerations.
 func (c *checker) inSchema(add func(string, ...any), above map[string]bool, where string, node any) {
 	where = nameOf(node, where)
 	schema := c.resolve(node)
@@ -207,7 +207,7 @@ func (c *checker) inSchema(add func(string, ...any), above map[string]bool, wher
 	}
 }
 
-// checkCoverage holds what is documented to what was seen.
+// checkCoverage compares the documented parts with the noted ones.
 func (c *checker) checkCoverage(t *testing.T) {
 	documented := c.documented()
 	for _, what := range documented {
@@ -223,12 +223,12 @@ func (c *checker) checkCoverage(t *testing.T) {
 	}
 	for pattern := range unseen {
 		if !slices.ContainsFunc(documented, func(what string) bool { return strings.Contains(what, pattern) && !c.seen[what] }) {
-			t.Errorf("seen after all, or not documented: %s", pattern)
+			t.Errorf("seen unexpectedly, or not documented: %s", pattern)
 		}
 	}
 }
 
-// unseen is what neither transcripts nor random requests show, and why.
+// unseen lists parts that neither transcripts nor random requests show, with reasons.
 var unseen = map[string]string{
 	"of schemas/StatusReason.code":                    "the simulator is no issuer; TestWords compares the codes",
 	"of schemas/FailureDetail.code":                   "likewise",

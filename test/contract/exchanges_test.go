@@ -32,9 +32,9 @@ const (
 	shop        = "https://shop.example"
 )
 
-// TestExchanges holds the contract and the server to each other: each exchange of the
-// transcripts and 20,000 random ones, each delivery to a webhook, and all that the contract
-// names, which some exchange has to show.
+// TestExchanges checks the contract and the server against each other: every exchange of
+// the transcripts, 20,000 random ones, and each delivery to a webhook. Each part of the
+// contract must occur in some exchange.
 func TestExchanges(t *testing.T) {
 	_, text := httpapi.OpenAPI()
 	c := newChecker(t, text)
@@ -68,7 +68,7 @@ func (c *checker) testTranscripts(t *testing.T) {
 	}
 }
 
-// A sender is that of the transcripts, over HTTP, whose requests the checker sees.
+// A sender is the transcripts' sender over HTTP, so that the checker sees its requests.
 type sender struct {
 	transcript.Sender
 	over *webhook.Sender
@@ -87,7 +87,7 @@ type receiver struct {
 	t testing.TB
 }
 
-// RoundTrip answers as [transcript.Sender] says.
+// RoundTrip answers like [transcript.Sender].
 func (r receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(request.Body)
 	if err != nil {
@@ -101,7 +101,7 @@ func (r receiver) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: result.StatusCode, Header: http.Header{}, Body: http.NoBody}, nil
 }
 
-// checkDelivery holds a delivery to what the contract says of its type.
+// checkDelivery checks a delivery against the contract of its type.
 func (c *checker) checkDelivery(t testing.TB, header http.Header, body []byte) {
 	var event map[string]any
 	if err := json.Unmarshal(body, &event); err != nil {
@@ -147,15 +147,15 @@ func (c *checker) checkDelivery(t testing.TB, header http.Header, body []byte) {
 	}
 }
 
-// A world is a sandbox vault in which everything is set up, for random requests.
+// A world is a sandbox vault with objects of every kind, for random requests.
 type world struct {
 	vault   *cardvault.Vault
 	sim     *simnet.Network
 	plain   http.Handler
 	checked http.Handler
-	keys    []string            // of API keys: first one that may do all
-	pools   map[string][]string // of ids, by the first part of their paths
-	known   map[string][]string // values that mean something, by members and parameters
+	keys    []string            // API keys; the first has every scope
+	pools   map[string][]string // ids, by the first part of their paths
+	known   map[string][]string // meaningful values, by member or parameter
 }
 
 func vaultOn(t testing.TB, s store.Store, o cardvault.Options) *cardvault.Vault {
@@ -190,7 +190,7 @@ func newKey(t testing.TB, v *cardvault.Vault, scopes ...cardvault.Scope) string 
 	return k.Text.Text()
 }
 
-// newWorld returns a world whose background work is done until the test ends.
+// newWorld returns a world whose background work runs until the test ends.
 func (c *checker) newWorld(t *testing.T) *world {
 	t.Helper()
 	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
@@ -266,7 +266,7 @@ func (c *checker) newWorld(t *testing.T) *world {
 	return w
 }
 
-// bins tells something else each time.
+// bins returns different data each time.
 type bins struct{ asked atomic.Int64 }
 
 func (b *bins) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, error) {
@@ -278,7 +278,7 @@ func (b *bins) LookupBIN(context.Context, *network.BINRequest) (*network.BIN, er
 	}, nil
 }
 
-// learn keeps the ids that an answer has.
+// learn collects the ids in an answer.
 func (w *world) learn(x *exchange) {
 	var answer struct {
 		ID         string
@@ -320,8 +320,8 @@ func (w *world) learn(x *exchange) {
 	keep("sessions", answer.Session)
 }
 
-// testRandom sends n random requests. A seed draws the same again, except where an answer
-// depends on the vault's background work.
+// testRandom sends n random requests. A seed repeats the same requests, except where an
+// answer depends on the vault's background work.
 func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 	transcript.InBubble(t, func(t *testing.T) {
 		w := c.newWorld(t)
@@ -338,7 +338,7 @@ func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 			}
 			if t.Failed() && !failed {
 				failed = true
-				t.Logf("the first complaint is about seed %d, request %d", seed, i)
+				t.Logf("the first complaint is at seed %d, request %d", seed, i)
 			}
 			if i%20 == 0 {
 				time.Sleep(time.Duration(g.IntN(4000)) * time.Millisecond)
@@ -351,7 +351,7 @@ func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 	})
 }
 
-// happen lets a scheme or a cardholder do something.
+// happen lets a scheme or a cardholder act.
 func (w *world) happen(t testing.TB, g *generator) {
 	if tokens := w.pools["tokens"]; len(tokens) > 0 && g.oneIn(2) {
 		id, err := uuid.Parse(pick(g, tokens))
@@ -359,7 +359,7 @@ func (w *world) happen(t testing.TB, g *generator) {
 			t.Fatal(err)
 		}
 		control := w.sim.Control()
-		// Most tokens have no network token, or are gone.
+		// Most tokens have no network token, or are deleted.
 		_ = pick(g, []func(context.Context, uuid.UUID) error{control.Suspend, control.Resume, control.Delete, control.Invalidate, control.Replace, control.Renew})(t.Context(), id)
 	}
 	for _, id := range w.pools["sessions"] {
@@ -381,7 +381,7 @@ func (r *request) send(t testing.TB, h http.Handler, more ...string) *transcript
 	return transcript.Send(t, h, r.method, r.target, r.body, append(more, r.headers...)...)
 }
 
-// request returns a random request of an operation, as the contract has it or spoiled.
+// request returns a random request of an operation, valid by the contract or spoiled.
 func (w *world) request(t testing.TB, g *generator, o *operation, spoiled bool) *request {
 	r := &request{method: o.method}
 	var session string
@@ -451,7 +451,8 @@ func (w *world) request(t testing.TB, g *generator, o *operation, spoiled bool) 
 	return r
 }
 
-// finish adds an API key to a request, and spoils what is around the body.
+// finish adds an API key to a request. It also spoils its headers, method or target if
+// spoiled.
 func (w *world) finish(g *generator, r *request, spoiled bool) {
 	key := w.keys[0]
 	if g.oneIn(15) {
@@ -492,7 +493,7 @@ func (w *world) finish(g *generator, r *request, spoiled bool) {
 	}
 }
 
-// id returns an id of a pool, or one that is nowhere.
+// id returns an id of a pool, or an unknown id.
 func (w *world) id(g *generator, pool string) string {
 	if ids := w.pools[pool]; len(ids) > 0 && !g.oneIn(10) {
 		id := pick(g, ids)
@@ -504,7 +505,8 @@ func (w *world) id(g *generator, pool string) string {
 	return pick(g, []string{"3d1c4ba9-6f0e-4d0b-8a43-0d2f9ddc2b11", "3d1c4ba96f0e4d0b8a430d2f9ddc2b11", "00000000-0000-0000-0000-000000000000", "x"})
 }
 
-// payload returns what a browser sends in a session, "" if that waits for nothing.
+// payload returns the body that a browser sends in a session, "" if the session waits for
+// none.
 func (w *world) payload(t testing.TB, g *generator, session string) string {
 	a := transcript.Send(t, w.plain, "GET", "/sessions/"+session, "")
 	if a.Status != 200 || !strings.Contains(a.Body, `"jwk"`) {

@@ -24,7 +24,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// testFailures causes the answers that random requests hardly meet: of each operation.
+// testFailures causes the answers of each operation that random requests rarely meet.
 func (c *checker) testFailures(t *testing.T) {
 	transcript.InBubble(t, func(t *testing.T) {
 		w := c.newWorld(t)
@@ -49,7 +49,7 @@ type failures struct {
 	g *generator
 }
 
-// each calls f with each operation and a request of it that is as the contract has it.
+// each calls f with each operation and a valid request of it.
 func (f failures) each(t *testing.T, call func(o *operation, r *request)) {
 	for _, o := range f.c.operations() {
 		r := f.w.request(t, f.g, o, false)
@@ -58,7 +58,7 @@ func (f failures) each(t *testing.T, call func(o *operation, r *request)) {
 	}
 }
 
-// around spoils what is around each request, from a page too.
+// around spoils the headers or the whole body of each request, sent as if from a page.
 func (f failures) around(t *testing.T) {
 	f.each(t, func(o *operation, r *request) {
 		for _, spoiled := range []struct {
@@ -82,13 +82,13 @@ func (f failures) around(t *testing.T) {
 	})
 }
 
-// numberOf returns the card number of a scheme that makes the simulator play a scenario.
+// numberOf returns the card number of a scheme for a scenario of the simulator.
 func numberOf(scheme card.Scheme, scenario int) (number string) {
 	simnet.ScenarioPAN(scheme, scenario).Expose(func(digits []byte) { number = string(digits) })
 	return number
 }
 
-// rare causes the answers, and uses the parameters, that random requests meet a few times only.
+// rare causes the answers, and uses the parameters, that random requests rarely meet.
 func (f failures) rare(t *testing.T) {
 	send := func(method, path, body string, headers ...string) *transcript.Answer {
 		t.Helper()
@@ -125,7 +125,7 @@ func (f failures) rare(t *testing.T) {
 	}
 }
 
-// unchanged asks for each file again.
+// unchanged requests each file again.
 func (f failures) unchanged(t *testing.T) {
 	f.each(t, func(o *operation, r *request) {
 		if !o.lax || o.method != "GET" {
@@ -140,7 +140,7 @@ func (f failures) unchanged(t *testing.T) {
 	})
 }
 
-// A failingStore fails with an error, once it has one.
+// A failingStore fails once an error is set.
 type failingStore struct {
 	store.Store
 	err atomic.Pointer[error]
@@ -153,7 +153,7 @@ func (s *failingStore) View(ctx context.Context, f func(store.ReadTx) error) err
 	return s.Store.View(ctx, f)
 }
 
-// stores asks vaults whose store is unavailable, or has a fault.
+// stores uses vaults whose store is unavailable or faulty.
 func (f failures) stores(t *testing.T) {
 	for _, err := range []error{store.ErrUnavailable, errors.New("fault")} {
 		s := &failingStore{Store: memstore.New()}
@@ -173,7 +173,8 @@ func (f failures) stores(t *testing.T) {
 	}
 }
 
-// limits asks too often, and without what a strict operator asks for.
+// limits exceeds the rate limits of a strict operator, and omits the keys and scopes that
+// are required.
 func (f failures) limits(t *testing.T) {
 	strict := f.c.wrap(t, serve(t, f.w.vault, &httpapi.Options{
 		RateLimit: httpapi.RateLimit{PerSecond: 1e-3}, AllowedOrigins: []string{shop}, CardArtRequiresKey: true,
@@ -209,7 +210,8 @@ func (f failures) limits(t *testing.T) {
 	})
 }
 
-// scope asks with keys that have one scope each: those that the contract names are needed.
+// scope tries keys with one scope each: exactly the scopes named by the contract are
+// needed.
 func (f failures) scope(t *testing.T, h http.Handler, o *operation, r *request) {
 	r.headers = slices.DeleteFunc(r.headers, func(text string) bool { return text == "X-Api-Key" || strings.HasPrefix(text, "vk_") })
 	if len(r.headers)%2 != 0 {
@@ -227,11 +229,11 @@ func (f failures) scope(t *testing.T, h http.Handler, o *operation, r *request) 
 		}
 	}
 	if a := r.send(t, h, "X-Api-Key", newKey(t, f.w.vault, needed...)); a.Status == 403 && !strings.Contains(a.Body, "INTEGRATION") && o.id != "createAPIKey" {
-		t.Errorf("%s with what it needs is answered with %d %s", o.id, a.Status, a.Body)
+		t.Errorf("%s with the needed scopes is answered with %d %s", o.id, a.Status, a.Body)
 	}
 }
 
-// quotas makes more than an account may have.
+// quotas exceeds each quota of an account.
 func (f failures) quotas(t *testing.T) {
 	v := vaultOn(t, memstore.New(), cardvault.Options{Webhooks: f.c.sender(t), Quotas: cardvault.Quotas{APIKeys: 1, Webhooks: 1, OpenSessions: 1}})
 	key := newKey(t, v, cardvault.AllScopes()...)
@@ -282,7 +284,7 @@ func (p provider) ObtainPPAN(context.Context, *ppan.Request) (*ppan.Answer, erro
 	return p.answer, p.err
 }
 
-// providers asks providers that cannot be reached, do not answer, or know travel cards.
+// providers uses providers that are unreachable, do not answer, or know travel cards.
 func (f failures) providers(t *testing.T) {
 	for status, p := range map[int]provider{
 		502: {nil, errors.New("away")},
@@ -300,7 +302,7 @@ func (f failures) providers(t *testing.T) {
 	}
 }
 
-// inProgress repeats a request for payment data while the network takes its time.
+// inProgress repeats a request for payment data while the network is slow.
 func (f failures) inProgress(t *testing.T) {
 	headers := []string{"X-Api-Key", f.w.keys[0], "Idempotency-Key", "slow"}
 	token := idOf(t, transcript.Send(t, f.w.checked, "POST", "/cde-import", `{"account_number":"`+numberOf(card.VISA, 42)+`","expiry_month":4,"expiry_year":2031}`, headers...))
@@ -313,7 +315,7 @@ func (f failures) inProgress(t *testing.T) {
 		slow.Header.Set(headers[i], headers[i+1])
 	}
 
-	// The world learns in the test's goroutine alone.
+	// The world learns only in the test's goroutine.
 	h := f.c.wrap(t, f.w.plain, nil)
 	first := make(chan *httptest.ResponseRecorder, 1)
 	go func() {

@@ -14,13 +14,13 @@ import (
 	"unicode/utf8"
 )
 
-// A generator makes values that schemas take.
+// A generator makes values that schemas accept.
 type generator struct {
 	*rand.Rand
 	c *checker
 
-	// known returns a value that means something to the vault, for the name of a member or
-	// parameter, and false if there is none.
+	// known returns a value with a meaning in the vault, for the name of a member or
+	// parameter, or false.
 	known func(name string) (value string, ok bool)
 }
 
@@ -28,7 +28,7 @@ func (g *generator) oneIn(n int) bool { return g.IntN(n) == 0 }
 
 func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }
 
-// value returns a value that a schema takes, except for what only words can say.
+// value returns a value that a schema accepts. It ignores rules that are only in words.
 func (g *generator) value(t testing.TB, name string, node any) any {
 	t.Helper()
 	schema := g.c.resolve(node)
@@ -65,7 +65,7 @@ func (g *generator) value(t testing.TB, name string, node any) any {
 	case "object":
 		return g.object(t, schema)
 	}
-	t.Fatalf("%s is of the type %v", name, kind)
+	t.Fatalf("%s has the type %v", name, kind)
 	return nil
 }
 
@@ -110,7 +110,7 @@ func (g *generator) object(t testing.TB, schema map[string]any) map[string]any {
 	return object
 }
 
-// text returns a text that matches the pattern of a schema and has the length that it says.
+// text returns a text that matches the pattern and length of a schema.
 func (g *generator) text(t testing.TB, schema map[string]any) string {
 	t.Helper()
 	least, most := 0, 64
@@ -148,7 +148,7 @@ func (g *generator) text(t testing.TB, schema map[string]any) string {
 	return ""
 }
 
-// match appends a text that a pattern matches, with up to many repetitions.
+// match appends a text that matches a pattern. It repeats parts up to a limit.
 func (g *generator) match(b *strings.Builder, p *syntax.Regexp, many int) {
 	switch p.Op {
 	case syntax.OpLiteral:
@@ -192,8 +192,8 @@ func (g *generator) repeat(b *strings.Builder, p *syntax.Regexp, n, many int) {
 	}
 }
 
-// spoil changes a body so that the contract may refuse it: a member is left out, of another
-// type, too long or doubled, or the text is no JSON.
+// spoil changes a body so that the contract may refuse it. A member is missing, has another
+// type, is too long or doubled, or the text is not JSON.
 func (g *generator) spoil(body map[string]any) []byte {
 	names := slices.Sorted(maps.Keys(body))
 	if inner, ok := body["result"].(map[string]any); ok && g.oneIn(2) {

@@ -11,8 +11,8 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// TestSnippets runs the functions in JavaScript that the introduction shows, on the vectors
-// that it shows, and on a key of a session.
+// TestSnippets runs the JavaScript functions of the introduction, on the vectors that it
+// shows, and on a key of a session.
 func TestSnippets(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/cardvault/cardvault/network"
 )
 
-// constants returns the values of the constants of a type in a file, or of the fields
-// classifier of its literals.
+// constants returns the values of a type's constants in a file, or the classifier fields of
+// its literals.
 func constants(t *testing.T, file, of string) []string {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), "../../"+file, nil, 0)
@@ -50,8 +50,8 @@ func constants(t *testing.T, file, of string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// TestWords compares enumerations of the contract with the constants that the code has: not
-// all of them come about in a test.
+// TestWords compares enumerations of the contract with the constants of the code: not all
+// of them occur in a test.
 func TestWords(t *testing.T) {
 	_, text := httpapi.OpenAPI()
 	c := newChecker(t, text)
@@ -76,7 +76,7 @@ func TestWords(t *testing.T) {
 	}
 	slices.Sort(reasons)
 
-	// A payment fails by configuration, by the state of its token, or because of the network.
+	// A payment fails because of the configuration, the state of its token, or the network.
 	var ofStatus, ofPayments []string
 	for _, code := range constants(t, "network/code.go", "Code") {
 		source := network.SourceOf(network.Code(code))
@@ -95,7 +95,7 @@ func TestWords(t *testing.T) {
 		{"codes of failures", enum("#/components/schemas/FailureDetail/properties/code"), ofPayments},
 		{"codes of reasons", enum("#/components/schemas/StatusReason/properties/code"), ofStatus},
 		{"classifiers", enum("#/components/schemas/Error/properties/classifier"), constants(t, "httpapi/errors.go", "classifier")},
-		// Imports and updates take cards that have expired.
+		// Imports and updates accept expired cards.
 		{"codes of violations", enum("#/components/schemas/Violation/properties/code"), without(constants(t, "invalid/invalid.go", "Code"), "card_expired")},
 		{"codes of sessions", enum("#/components/schemas/FailedSession/properties/data/properties/reason_code"), constants(t, "session.go", "Refusal")},
 		{"types of events", enum("#/components/schemas/EventType"), without(constants(t, "receive/event.go", "EventType"), "webhook.test")},

@@ -1,5 +1,5 @@
-// Package negative_test sends requests that the contract forbids, one fault each, to every
-// operation: what must be refused is read from the contract alone.
+// Package negative_test sends forbidden requests to every operation, with one fault each.
+// It derives the faults from the contract alone.
 package negative_test
 
 import (
@@ -21,17 +21,17 @@ import (
 
 type object = map[string]any
 
-// An operation is one of the contract, with one of the examples of its body.
+// An operation is an operation of the contract, with one example of its body.
 type operation struct {
 	id, method, path string
 	parameters       []object
-	body             object // its schema; nil if it takes none
-	example          object // a body that is right
+	body             object // its schema; nil without a body
+	example          object // a valid body
 	needsBody, open  bool
 	answers          object
 }
 
-// A contract is the document, whose references can be followed.
+// A contract is the document, with methods to follow its references.
 type contract struct{ root object }
 
 func (c *contract) follow(node any) object {
@@ -49,8 +49,8 @@ func (c *contract) follow(node any) object {
 
 func list(v any) []any { l, _ := v.([]any); return l }
 
-// operations returns those of the API, once for each example of a body: files and preflights
-// look at nothing.
+// operations returns the operations of the API, once for each example of a body. It omits
+// files and preflights, which read no input.
 func (c *contract) operations() (all []*operation) {
 	for path, item := range c.root["paths"].(object) {
 		for method, n := range item.(object) {
@@ -83,7 +83,7 @@ func (c *contract) operations() (all []*operation) {
 	return all
 }
 
-// A rig is the REST surface of a vault that has a token and a session.
+// A rig is the REST API of a vault with a token and a session.
 type rig struct {
 	t       *testing.T
 	vault   *cardvault.Vault
@@ -98,7 +98,7 @@ func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, vault: vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Webhooks: transcript.Sender{}, PPAN: transcript.Provider{}})}
 	h, err := httpapi.NewHandler(r.vault, &httpapi.Options{
-		ClientAddr: func(*http.Request) netip.Addr { // completions that fail are limited for each client
+		ClientAddr: func(*http.Request) netip.Addr { // failing completions are limited per client
 			return netip.AddrFrom4([4]byte{10, 0, byte(r.sent >> 8), byte(r.sent)})
 		},
 	})
@@ -121,13 +121,13 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// A request is one that is right, until a test spoils it.
+// A request is valid until a test spoils it.
 type request struct {
 	method, target, body string
 	headers              []string
 }
 
-// request returns a request of an operation with all that is required.
+// request returns a request of an operation with all required parts.
 func (r *rig) request(o *operation) request {
 	id := r.token
 	if strings.HasPrefix(o.path, "/sessions/") {
@@ -156,8 +156,8 @@ func encode(v any) string {
 	return string(b)
 }
 
-// refused sends a request, which must be refused with a status that the operation documents,
-// and with a violation of a field, if one is named.
+// refused sends a request, which must be refused with a documented status, and with a
+// violation of the named field, if any.
 func (r *rig) refused(o *operation, what string, q request, status int, field string) {
 	r.t.Helper()
 	r.sent++
@@ -205,7 +205,7 @@ func TestNegative(t *testing.T) {
 	if len(operations) < 30 || r.sent < 1000 {
 		t.Errorf("%d operations, %d requests", len(operations), r.sent)
 	}
-	// Nothing has come of it.
+	// None of it had an effect.
 	p, err := r.vault.List(t.Context(), nil)
 	if err != nil || p.TotalItems != 1 || p.Items[0].BusinessKey != "" {
 		t.Errorf("tokens: %v, %v", p, err)
@@ -218,7 +218,7 @@ func TestNegative(t *testing.T) {
 	}
 }
 
-// headers spoils those of a request.
+// headers spoils the headers of a request.
 func (r *rig) headers(o *operation) {
 	r.t.Helper()
 	with := func(name, value string) request {
@@ -236,7 +236,7 @@ func (r *rig) headers(o *operation) {
 	}
 	if !o.open {
 		r.refused(o, "no key", with("X-Api-Key", ""), 401, "")
-		last := "0" // another than that of the checksum
+		last := "0" // a wrong checksum
 		if strings.HasSuffix(r.key, last) {
 			last = "1"
 		}
@@ -290,7 +290,7 @@ func (r *rig) query(o *operation) {
 	}
 }
 
-// whole spoils path and body as a whole.
+// whole spoils the path, and the body as a whole.
 func (r *rig) whole(o *operation) {
 	r.t.Helper()
 	if strings.Contains(o.path, "{") {
@@ -376,7 +376,7 @@ func (r *rig) members(c *contract, o *operation, prefix string, schema object, i
 	}
 }
 
-// spoilt returns values that a property does not take.
+// spoilt returns values that a property does not accept.
 func spoilt(p object, types []any) map[string]any {
 	values := map[string]any{}
 	for _, v := range []struct {
@@ -416,7 +416,7 @@ func spoilt(p object, types []any) map[string]any {
 	return values
 }
 
-// methods sends those that a path does not have.
+// methods sends undocumented methods to each path.
 func (r *rig) methods(c *contract) {
 	r.t.Helper()
 	for path, item := range c.root["paths"].(object) {

@@ -12,7 +12,7 @@ func (s *Store) Path() string { return "" }
 func Open(path string) (*Store, error) { return &Store{}, nil }
 `
 
-// inDocuments has the settings of documents.
+// inDocuments holds the settings of documents.
 var inDocuments = map[string]setting{
 	"README.md: In a Go program": {
 		after: `if token.MaskedAccountNumber != "424242******4242" { t.Errorf("%v", token) }`,
@@ -27,7 +27,8 @@ var inDocuments = map[string]setting{
 	"docs/write-a-network.md: Prove it":       {compiled: "simnet runs the same suite"},
 	"docs/write-a-store.md: Prove it":         {compiled: "store/memstore runs the same suites"},
 
-	// The reader writes what a kit tests, so these are compiled, and do nothing when run.
+	// The reader writes the tested code of a kit. So these are only compiled, and do
+	// nothing when run.
 	"CONTRIBUTING.md: Adding a backend": {declarations: `
 		var open func(testing.TB) store.Store
 		var reopen, second, crash func(testing.TB, store.Store) (store.Store, error)
@@ -48,7 +49,7 @@ const (
 	test  = `const aid, mid, portal = "", "", ""; var hash ppan.Hash; var expiry card.Expiry;`
 )
 
-// inComments has the settings of comments.
+// inComments holds the settings of comments.
 var inComments = map[string]setting{
 	"card/card.go: 1":                       {first: "var _ interface {\n", last: "} = card.PAN{}"},
 	"httpapi/handler.go: 1":                 {declarations: vault},
@@ -76,7 +77,7 @@ var inComments = map[string]setting{
 	"webhook/webhooktest/sender.go: 1":      {},
 }
 
-// otherwise are blocks in comments that are no Go code, and what they are.
+// otherwise names the blocks in comments that are not Go code, and their content.
 var otherwise = map[string]string{
 	"examples/cluster/main.go: 2":          "usage",
 	"examples/cluster/orders/orders.go: 1": "a table",
@@ -106,8 +107,8 @@ var otherwise = map[string]string{
 	"store/pgstore/migrate.go: 1":          "SQL: TestMigrationsByHand of store/pgstore",
 }
 
-// languages are the tests that run code of documents in other languages, and the reasons
-// of that which none runs.
+// languages names the test for each block in another language, or the reason for having
+// none.
 var languages = map[string]string{
 	"CONTRIBUTING.md: Contributing: sh":                  "TestReferences of internal/doctest knows the targets of make",
 	"README.md: Try it: sh":                              "TestServer of examples/server",

@@ -1,9 +1,9 @@
 // Package snippets_test compiles the Go code of documents and package comments, and runs
-// that of documents.
+// the code of documents.
 //
-// The code is put into packages that exist for the compiler alone. A part of a program gets
-// the rest from [inDocuments]: variables before it, and a check of err in place of a line with
-// … alone. A whole program has to print its comment Output.
+// The code is put into packages that only the compiler sees. For a part of a program,
+// [inDocuments] has the rest: variables before it, and a check of err in place of a line
+// that is … alone. A whole program must print its Output comment.
 package snippets_test
 
 import (
@@ -51,7 +51,7 @@ func pages(t *testing.T) (names []string) {
 	return names
 }
 
-// documents returns the code of the documents: that in Go, or that in other languages, whose
+// documents returns the code of the documents: Go code, or code in other languages, whose
 // places end with the language.
 func documents(t *testing.T, inGo bool) (all []snippet) {
 	t.Helper()
@@ -64,7 +64,7 @@ func documents(t *testing.T, inGo bool) (all []snippet) {
 			switch {
 			case inGo && language == "go":
 				all = append(all, snippet{name + ": " + heading, code})
-			case !inGo && language != "go" && language != "text" && language != "json": // those are no code
+			case !inGo && language != "go" && language != "text" && language != "json": // these are not code
 				all = append(all, snippet{name + ": " + heading + ": " + language, code})
 			}
 		})
@@ -72,7 +72,7 @@ func documents(t *testing.T, inGo bool) (all []snippet) {
 	return all
 }
 
-// comments returns the blocks of code in doc comments, of commands and of packages.
+// comments returns the code blocks in doc comments, of commands and of packages.
 func comments(t *testing.T) (all []snippet) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
@@ -111,18 +111,18 @@ func comments(t *testing.T) (all []snippet) {
 	return all
 }
 
-// A setting is what makes a program of a snippet.
+// A setting turns a snippet into a program.
 type setting struct {
 	declarations string // of its package
 	before       string // statements
-	first, last  string // what stands around it in its statement
+	first, last  string // code around it in its statement
 	after        string
 	module       string // where it is compiled, "test" if ""
-	output       string // of a whole program without such a comment
-	compiled     string // why a whole program is only compiled
+	output       string // expected output of a whole program without an Output comment
+	compiled     string // reason for only compiling a whole program
 }
 
-// imports are those that a snippet can need.
+// imports lists the packages that a snippet can use.
 var imports = map[string]string{
 	"context": "context", "errors": "errors", "sql": "database/sql", "fmt": "fmt", "http": "net/http", "httptest": "net/http/httptest", "os": "os",
 	"filepath": "path/filepath", "strings": "strings", "testing": "testing", "time": "time", "uuid": "github.com/google/uuid",
@@ -144,7 +144,7 @@ func init() {
 func declared(code string) (names []string) {
 	file, err := parser.ParseFile(token.NewFileSet(), "", "package p; func _() {\n"+code+"\n}", parser.SkipObjectResolution)
 	if err != nil {
-		return nil // the compiler says so
+		return nil // the compiler reports it
 	}
 	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
 		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
@@ -156,11 +156,11 @@ func declared(code string) (names []string) {
 	return slices.DeleteFunc(names, func(name string) bool { return name == "_" })
 }
 
-// elision is a line that stands for others.
+// elision matches a line that stands for others.
 var elision = regexp.MustCompile(`(?m)^(\t*)…[^\n]*$`)
 
-// program returns the source of a package with a snippet as the body of its test, or
-// with its declarations.
+// program returns the source of a package, with a snippet as the body of its test or as its
+// declarations.
 func (s *setting) program(code string) string {
 	code = s.first + code + s.last
 	code = elision.ReplaceAllStringFunc(code, func(line string) string {
@@ -198,8 +198,8 @@ func (s *snippet) whole() (whole, program bool) {
 	return strings.HasPrefix(s.code, "package "), strings.HasPrefix(s.code, "package main\n")
 }
 
-// build makes a package of each snippet, in the module that it needs, and compiles it: with
-// a directory to a program in it, or to a test that is one. It returns their names there.
+// build makes a package of each snippet, in the module that it needs, and compiles it.
+// Given a directory, it builds a program there, or a test binary, and returns the names.
 func build(t *testing.T, all []snippet, settings map[string]setting, to string) (names map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -229,7 +229,7 @@ func build(t *testing.T, all []snippet, settings map[string]setting, to string) 
 	for i, s := range all {
 		set, known := settings[s.where]
 		if !known {
-			t.Errorf("%s has code that no test knows:\n%s", s.where, s.code)
+			t.Errorf("%s has code without a test:\n%s", s.where, s.code)
 			continue
 		}
 		if set.module == "" {
@@ -275,7 +275,7 @@ func build(t *testing.T, all []snippet, settings map[string]setting, to string) 
 	return names
 }
 
-// output is what a program says in its comment that it prints.
+// output is the expected output in a program's comment.
 func (s *snippet) output() (text string) {
 	_, comment, _ := strings.Cut(s.code, "// Output:")
 	for line := range strings.Lines(comment) {
@@ -324,7 +324,8 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestLanguages: code in documents that is not Go has a test elsewhere, or a reason.
+// TestLanguages: code in other languages in documents has a test elsewhere, or a reason for
+// having none.
 func TestLanguages(t *testing.T) {
 	t.Parallel()
 	found := map[string]bool{}
@@ -342,7 +343,7 @@ func TestLanguages(t *testing.T) {
 }
 
 // TestComments compiles the Go code of comments. Examples and the packages' own tests run
-// the same calls, and a kit such as storetest needs what its reader writes.
+// the same calls, and a kit such as storetest needs its reader's code.
 func TestComments(t *testing.T) {
 	t.Parallel()
 	var code []snippet
@@ -355,7 +356,7 @@ func TestComments(t *testing.T) {
 	}
 	for where := range otherwise {
 		if !found[where] {
-			t.Errorf("%s is no code", where)
+			t.Errorf("%s is not code", where)
 		}
 	}
 	build(t, code, inComments, "")
@@ -373,7 +374,7 @@ func block(t *testing.T, where string) string {
 	return ""
 }
 
-// TestUsage: the programs that usages and documents run are there, and have the flags.
+// TestUsage: the programs in usages and documents exist and have the flags.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	run := regexp.MustCompile(`go run(?: -C ([\w./-]+))? (\.[\w./-]*)((?: [^\n` + "`" + `&]*(?:\n\t[^\n]*)*)?)`)
@@ -399,7 +400,7 @@ func TestUsage(t *testing.T) {
 				program += string(source)
 			}
 			if !strings.Contains(program, "package main\n") {
-				t.Errorf("%s runs %s in %q, which is no program", where, m[2], from)
+				t.Errorf("%s runs %s in %q, which is not a program", where, m[2], from)
 			}
 			for _, f := range flag.FindAllStringSubmatch(m[3], -1) {
 				if !strings.Contains(program, `"`+f[1]+`"`) {

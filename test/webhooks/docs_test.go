@@ -17,8 +17,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestReceiversOfDocs: each receiver in docs/webhooks.md accepts what the vault sends, and
-// refuses what another secret has signed.
+// TestReceiversOfDocs: each receiver in docs/webhooks.md accepts deliveries of the vault,
+// and refuses those signed with another secret.
 func TestReceiversOfDocs(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "webhooks.md"))
 	if err != nil {
@@ -60,7 +60,7 @@ func TestReceiversOfDocs(t *testing.T) {
 			}
 
 			cmd := exec.Command(program, file)
-			if test.language == "go" { // a child of go run would outlive it
+			if test.language == "go" { // a child of go run would survive the kill
 				built := filepath.Join(dir, "hook")
 				if out, err := exec.CommandContext(t.Context(), program, "build", "-o", built, file).CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
@@ -82,7 +82,7 @@ func TestReceiversOfDocs(t *testing.T) {
 
 const secret = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
-// receiverIn returns the last block of a language that listens.
+// receiverIn returns the last code block of a language that listens.
 func receiverIn(t *testing.T, page, language string) (block string) {
 	t.Helper()
 	for _, b := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {
@@ -96,7 +96,7 @@ func receiverIn(t *testing.T, page, language string) (block string) {
 	return block
 }
 
-// dial waits until a receiver listens, which may have to be compiled first.
+// dial waits until a receiver listens, which may first have to be compiled.
 func dial(t *testing.T, port string) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {

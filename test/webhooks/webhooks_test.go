@@ -1,5 +1,5 @@
-// Package webhooks_test has the deliveries of the running sandbox server verified by an
-// implementation of Standard Webhooks that is not ours.
+// Package webhooks_test verifies the deliveries of the running sandbox server with an
+// independent implementation of Standard Webhooks.
 package webhooks_test
 
 import (
@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// patience limits a wait for another process, on a machine that does much else.
+// patience limits the wait for another process, on a busy machine.
 const patience = 5 * time.Minute
 
-// A process is one whose standard output is read line by line.
+// A process is a command with its standard output as lines.
 type process struct {
 	*exec.Cmd
 	stdin io.WriteCloser
@@ -66,7 +66,7 @@ func (p *process) line(t *testing.T) string {
 	case line := <-p.lines:
 		return line
 	case <-time.After(patience):
-		t.Fatalf("nothing is said for %v", patience)
+		t.Fatalf("no line for %v", patience)
 		return ""
 	}
 }
@@ -77,8 +77,8 @@ type verified struct {
 	Same, Forged                    bool
 }
 
-// TestLife: a receiver written with the public library verifies every delivery of a
-// full life, before and after a rotation of its secret, and one that is repeated.
+// TestLife: a receiver written with the public library verifies every delivery of a full
+// life, before and after a rotation of its secret, and a redelivery.
 func TestLife(t *testing.T) {
 	if _, err := os.Stat(filepath.Join("..", "node_modules", "standardwebhooks")); err != nil {
 		t.Skip("standardwebhooks is not installed: make deps")
@@ -149,7 +149,7 @@ func TestLife(t *testing.T) {
 		}
 	}
 	use(hook)
-	var told []verified // what the log is to have
+	var told []verified // the expected entries of the log
 	arrives := func(token, what, status string) verified {
 		t.Helper()
 		line := receiver.line(t)
@@ -195,7 +195,7 @@ func TestLife(t *testing.T) {
 	log := entries()
 	pending := func(d any) bool { return d.(map[string]any)["status"] == "pending" }
 	for end := time.Now().Add(patience); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
-		<-time.After(20 * time.Millisecond) // what was answered is stored a little later
+		<-time.After(20 * time.Millisecond) // answers are stored a little later
 	}
 	if len(log) != len(told) {
 		t.Fatalf("the log has %d entries, want %d", len(log), len(told))

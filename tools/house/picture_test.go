@@ -30,7 +30,7 @@ func TestPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := h.checkPicture(dir); err == nil {
-		t.Error("a picture of another house is taken")
+		t.Error("a picture of another house is accepted")
 	}
 	if err := h.drawPicture(dir); err != nil {
 		t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// An op is one step of a random history. Numbers choose among what is there
-// when it is run, so that a history can be shrunk.
+// An op is one step of a random history. Its numbers choose among the objects that exist
+// when it runs, so that a history can be shrunk.
 type op struct {
 	kind            string
 	account, object int
@@ -25,7 +25,7 @@ type op struct {
 	key, name       string
 	seconds         int
 	list            cardvault.TokenListOptions
-	from, to        int // the token whose time bounds a list; -1: none
+	from, to        int // the token whose time bounds a list, or -1
 	shift           time.Duration
 }
 
@@ -60,7 +60,7 @@ func ops(t *rapid.T) op {
 	}
 }
 
-// A modelToken is what the model knows of a token.
+// A modelToken is the model's view of a token.
 type modelToken struct {
 	id        uuid.UUID
 	created   time.Time
@@ -79,8 +79,8 @@ type modelSession struct {
 	done    bool
 }
 
-// A modelAccount is an account of the fewest lines: what is in it, in the order
-// of creation. Nothing is ever taken out but what was deleted.
+// A modelAccount is an account in as few lines as possible: its objects, in the order of
+// creation. Only deletions remove objects.
 type modelAccount struct {
 	v        *cardvault.Vault
 	tokens   []*modelToken
@@ -103,7 +103,7 @@ func (a *modelAccount) add(token *cardvault.Token, o op, expires time.Duration) 
 	return m, m.differs(token)
 }
 
-// differs returns an error if token is not what the model says.
+// differs returns an error if token differs from the model.
 func (m *modelToken) differs(token *cardvault.Token) error {
 	var name string
 	token.CardholderName.Expose(func(b []byte) { name = string(b) })
@@ -114,8 +114,8 @@ func (m *modelToken) differs(token *cardvault.Token) error {
 	return nil
 }
 
-// history runs a history on a vault and on the model at once and returns where
-// they part. It runs in a bubble.
+// history runs a history on a vault and on the model at once and returns the first
+// difference. It runs in a bubble.
 func history(t *testing.T, s store.Store, history []op) error {
 	v := vaultOn(t, s, nil)
 	defer s.Close()
@@ -129,7 +129,7 @@ func history(t *testing.T, s store.Store, history []op) error {
 		{v: v.In(second.ID), repeats: map[string]*modelToken{}},
 	}
 	for i, o := range history {
-		until(t, time.Now().Add(time.Microsecond)) // no two tokens of one instant
+		until(t, time.Now().Add(time.Microsecond)) // tokens must not share an instant
 		if err := accounts[o.account].step(t, o); err != nil {
 			return fmt.Errorf("step %d, %s: %w", i, o.kind, err)
 		}
@@ -306,9 +306,8 @@ func (a *modelAccount) lists(t *testing.T, o op) error {
 	return nil
 }
 
-// TestModel runs each random history on every store, in bubbles: waiting costs
-// nothing. Histories are drawn before they run, because a bubble is another
-// goroutine.
+// TestModel runs each random history on every store, in bubbles: waiting costs nothing.
+// Histories are drawn in advance, because a bubble runs in another goroutine.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		steps := rapid.SliceOfN(rapid.Custom(ops), 1, 60).Draw(rt, "history")

@@ -20,8 +20,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The tests of this file run in bubbles, whose clock stands still until all
-// wait: what happens at an instant is tested at that instant and just before.
+// These tests run in bubbles, whose clock stands still while any goroutine runs. Each test
+// looks at an instant and just before it.
 
 func testCard(number string) cardvault.Card {
 	return cardvault.Card{PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 12, Year: 2090}}
@@ -194,7 +194,7 @@ func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 	ctx := t.Context()
 	token := tokenize(t, v, ttl)
 	until(t, time.Now().Add(time.Microsecond))
-	tokenize(t, v, ttl) // lapses a little later
+	tokenize(t, v, ttl) // expires a little later
 	tokenize(t, v, 0*time.Second)
 	expiry := card.Expiry{Month: 1, Year: 2031}
 	until(t, token.ExpiresAt.Add(-time.Microsecond))
@@ -207,7 +207,7 @@ func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 	if n := total(t, v); n != 3 {
 		t.Errorf("%v: %d tokens just before the end, want 3", ttl, n)
 	}
-	// One that lapses while All is under way is not seen.
+	// A token that expires during All is not seen.
 	seen := 0
 	for _, err := range v.All(ctx, nil) {
 		if err != nil {
@@ -218,7 +218,7 @@ func lapseOf(t *testing.T, s store.Store, ttl time.Duration) {
 		}
 	}
 	if seen != 2 {
-		t.Errorf("%v: All saw %d tokens, one of which lapsed, want 2", ttl, seen)
+		t.Errorf("%v: All saw %d tokens although one lapsed, want 2", ttl, seen)
 	}
 	for _, drained := range []bool{false, true} {
 		_, err := v.Get(ctx, token.ID)
@@ -269,8 +269,8 @@ func TestAPIKeyExpiry(t *testing.T) {
 	})
 }
 
-// A payment secret is used from its time on, and the one before it is gone
-// with the next rotation.
+// A payment secret is used from its time on, and the one before it is removed at the next
+// rotation.
 func TestPaymentSecretActivation(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		v, ctx := vaulttest.New(t), t.Context()
@@ -315,8 +315,8 @@ func TestSessionCardExpiry(t *testing.T) {
 	})
 }
 
-// Run erases what lapses at its instant, or, when it was stored by another
-// vault, within half a minute.
+// Run erases expired records at their instant, or within half a minute if another vault
+// stored them.
 func TestRunSweeps(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := mem(t)
@@ -334,12 +334,12 @@ func TestRunSweeps(t *testing.T) {
 			until(t, token.ExpiresAt.Add(-1))
 			synctest.Wait()
 			if n := rows(t, s); n != before+2 { // token and session
-				t.Errorf("%v: %d rows more before the end, want 2", test.ttl, n-before)
+				t.Errorf("%v: %d more rows before the end, want 2", test.ttl, n-before)
 			}
 			until(t, token.ExpiresAt.Add(test.late))
 			synctest.Wait()
 			if n := rows(t, s); n != before+1 {
-				t.Errorf("%v: %d rows more at the end, want 1", test.ttl, n-before)
+				t.Errorf("%v: %d more rows at the end, want 1", test.ttl, n-before)
 			}
 			until(t, time.Now().Add(time.Hour)) // the session lapses
 			synctest.Wait()
@@ -351,7 +351,7 @@ func TestRunSweeps(t *testing.T) {
 	})
 }
 
-// rows returns how many records will lapse.
+// rows returns the number of records that will lapse.
 func rows(t testing.TB, s store.Store) (n int) {
 	t.Helper()
 	err := s.View(t.Context(), func(tx store.ReadTx) error {
@@ -391,7 +391,7 @@ func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Va
 	return v
 }
 
-// Work that nobody runs is told once.
+// If Run is not running, the vault warns once about waiting work.
 func TestWarnsWithoutRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var log lines
@@ -409,7 +409,7 @@ func TestWarnsWithoutRun(t *testing.T) {
 	})
 }
 
-// lines are what was logged, by any goroutine.
+// lines collects logged text, from any goroutine.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -427,7 +427,7 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// A store that fails is asked again until it answers.
+// A failing store is tried again until it answers.
 func TestRunGoesOn(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := &failing{Store: mem(t)}

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func mem(testing.TB) store.Store { return memstore.New() }
 
-// A file is a store that knows where it is.
+// A file is a store that knows its path.
 type file struct {
 	*boltstore.Store
 	path string
@@ -61,7 +61,8 @@ func TestBolt(t *testing.T) {
 
 const forgetful = "VAULTSUITE_FORGETFUL"
 
-// TestForgetful is what TestLastingCanFail runs: whatever opens this store again finds it empty.
+// TestForgetful is run by TestLastingCanFail: whenever its store is opened again, it is
+// empty.
 func TestForgetful(t *testing.T) {
 	if os.Getenv(forgetful) == "" {
 		return
@@ -70,14 +71,14 @@ func TestForgetful(t *testing.T) {
 	vaultsuite.Run(t, storetest.Harness{Open: mem, Reopen: again, Crash: again, Second: again})
 }
 
-// A store that forgets fails in all that is to last.
+// A forgetful store fails every test of lasting records.
 func TestLastingCanFail(t *testing.T) {
 	names := []string{"OutlivesClose", "DeletedStaysDeleted", "OutlivesPowerCut", "DeletedBeforePowerCut", "SecondProcess"}
 	cmd := exec.Command(os.Args[0], "-test.short", "-test.v", "-test.run=^TestForgetful$/^Twice$/^("+strings.Join(names, "|")+")$")
 	cmd.Env = append(os.Environ(), forgetful+"=1")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		t.Errorf("a store that forgets passes:\n%s", out)
+		t.Errorf("a forgetful store passes:\n%s", out)
 	}
 	for _, name := range names {
 		if !strings.Contains(string(out), "--- FAIL: TestForgetful/Twice/"+name+" ") {

@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 )
 
-// The events of a vault arrive at a receiver in memory. A test takes its vault from package
+// The events of a vault arrive at a receiver in memory. The vault comes from package
 // vaulttest.
 func ExampleNewSender() {
 	ctx := context.Background()

@@ -29,7 +29,7 @@ func test(url string) *cardvault.Delivery {
 	return &cardvault.Delivery{ID: uuid.New(), CreatedAt: time.Now(), URL: url, Secrets: []receive.WebhookSecret{secret}}
 }
 
-// A receiver keeps what comes and says whether it is signed.
+// A receiver records deliveries and whether they are signed.
 func TestDeliveries(t *testing.T) {
 	r := webhooktest.New(secret)
 	url := r.Start(t)
@@ -60,8 +60,8 @@ func TestDeliveries(t *testing.T) {
 	}
 }
 
-// In a bubble a vault delivers in memory. What was refused comes again when its time has come,
-// and is signed with the secret that the receiver has come to trust.
+// In a bubble a vault delivers in memory. A refused delivery is repeated in due time,
+// signed with the secret that the receiver meanwhile trusts.
 func TestBubble(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		r := webhooktest.New()
@@ -84,7 +84,7 @@ func TestBubble(t *testing.T) {
 		before := r.Deliveries()
 		for _, d := range before {
 			if d.Err == nil || d.Event != nil {
-				t.Errorf("%v, %v of a sender that is not trusted", d.Event, d.Err)
+				t.Errorf("%v, %v from an untrusted sender", d.Event, d.Err)
 			}
 		}
 
@@ -116,13 +116,13 @@ func TestBubble(t *testing.T) {
 	})
 }
 
-// In memory, answers and failures are those of a connection.
+// In memory, answers and failures are the same as over a connection.
 func TestSender(t *testing.T) {
 	r := webhooktest.New(secret)
 	s := webhooktest.NewSender(r)
 	defer s.Close()
 	if s.Check(&cardvault.Target{URL: "https://shop.example/hook"}) != nil || s.Check(&cardvault.Target{URL: "http://127.0.0.1/"}) == nil {
-		t.Error("URLs are not those of package webhook")
+		t.Error("URLs are not checked like in package webhook")
 	}
 
 	bubble.Test(t, func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestSender(t *testing.T) {
 	})
 }
 
-// A handler gets what a server gives it.
+// A handler sees the same request as on a server.
 func TestSenderOfHandler(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST shop.example/hook/{id}", func(w http.ResponseWriter, r *http.Request) {
@@ -179,15 +179,15 @@ func TestSenderOfHandler(t *testing.T) {
 	}
 	defer func() {
 		if recover() == nil {
-			t.Error("a panic of the handler is lost")
+			t.Error("a panic of the handler is swallowed")
 		}
 	}()
 	s = webhooktest.NewSender(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault") }))
 	_, _ = s.Send(t.Context(), test("https://shop.example/"))
 }
 
-// Answers are given in their order, then what is for all. Whoever waits for one that does
-// not come, or does not end, gives up once the receiver has what was sent.
+// Answers are given in order, then the default for all others. A client that waits for a
+// missing or endless answer gives up once the receiver has its delivery.
 func TestAnswers(t *testing.T) {
 	r := webhooktest.New(secret)
 	url := r.Start(t)
@@ -262,7 +262,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A drip goes on until the sender has gone, and is blanks.
+// A drip consists of blanks, and continues until the sender is gone.
 func TestDrip(t *testing.T) {
 	r := webhooktest.New(secret)
 	r.Always(webhooktest.Drip)
