@@ -142,7 +142,7 @@ func TestRateLimitOfPrincipal(t *testing.T) {
 		check("the handler's limit", answered("a", 5), 2)
 		check("of those without a name", answered("", 5), 2)
 		own = httpapi.RateLimit{Burst: 1000}
-		check("a limit that is none", answered("b", 5), 2)
+		check("no limit of its own", answered("b", 5), 2)
 		own = httpapi.RateLimit{PerSecond: 0.1, Burst: 1}
 		check("a narrow one", answered("c", 5), 1)
 		own = httpapi.RateLimit{PerSecond: 1000, Burst: 1000}

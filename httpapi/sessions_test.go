@@ -350,7 +350,7 @@ func TestAccountOrigins(t *testing.T) {
 			{"frame in a foreign page, in an old browser", []string{"X-Page-Origin", foreign, "Origin", "https://vault.example"}, 403},
 			{"own page beside a foreign one", []string{"Origin", own, "X-Page-Origin", foreign}, 403},
 			{"two frames", []string{"X-Page-Origin", own, "X-Page-Origin", foreign}, 403},
-			{"page of nobody", []string{"Origin", "null"}, 403},
+			{"page without an origin", []string{"Origin", "null"}, 403},
 		} {
 			for _, a := range []*answer{
 				send(t, r.handler, "GET", path, "", test.headers...),

@@ -110,12 +110,12 @@ var faults = []struct {
 	seed        func(m *mutant)
 }{
 	{"there is no name", "Info", func(m *mutant) { m.info = func() idv.Info { return idv.Info{} } }},
-	{"the name counts", "Info", func(m *mutant) {
+	{"the name changes", "Info", func(m *mutant) {
 		n := 0
 		m.info = func() idv.Info { n++; return idv.Info{Name: fmt.Sprint("n", n)} }
 	}},
 	{"the proof is missing", "Passed", answering(func(r *idv.Result) { r.Authentication = nil })},
-	{"the method is another word", "Passed", answering(func(r *idv.Result) {
+	{"the method is unknown", "Passed", answering(func(r *idv.Result) {
 		if r.Authentication != nil {
 			r.Authentication.Method = "3DS2"
 		}
@@ -139,7 +139,7 @@ var faults = []struct {
 			return got, err
 		}
 	}},
-	{"a failure is passed over", "Failed", answering(func(r *idv.Result) {
+	{"a failure is reported as not needed", "Failed", answering(func(r *idv.Result) {
 		if r.State == idv.Failed {
 			r.State = idv.NotNeeded
 		}
@@ -155,8 +155,8 @@ var faults = []struct {
 	}},
 	{"each call has its own proof", "Again", atOnce(proof)},
 	{"each call has its own proof", "AtOnce", atOnce(proof)},
-	{"each call has its own end", "Again", atOnce(end())},
-	{"each call has its own end", "AtOnce", atOnce(end())},
+	{"calls differ in their outcome", "Again", atOnce(end())},
+	{"calls differ in their outcome", "AtOnce", atOnce(end())},
 	{"keys are ignored, at once", "AtOnce", rekeyed(func(*idv.Request) string { return uuid.NewString() })},
 	{"a card has one identification", "Another", rekeyed(func(r *idv.Request) string { return "one" })},
 	{"it is kept in memory", "Restart", func(m *mutant) {
@@ -175,7 +175,7 @@ var faults = []struct {
 			return m.Provider.LookupIdentification(ctx, r)
 		}
 	}},
-	{"what is unknown is not needed", "UnknownReference", func(m *mutant) {
+	{"an unknown reference is not needed", "UnknownReference", func(m *mutant) {
 		m.lookup = func(ctx context.Context, r *idv.LookupRequest) (*idv.Result, error) {
 			got, err := m.Provider.LookupIdentification(ctx, r)
 			if err == nil && got.State == idv.Failed {
@@ -184,7 +184,7 @@ var faults = []struct {
 			return got, err
 		}
 	}},
-	{"what is unknown is an error", "UnknownReference", func(m *mutant) {
+	{"an unknown reference is an error", "UnknownReference", func(m *mutant) {
 		m.lookup = func(context.Context, *idv.LookupRequest) (*idv.Result, error) { return nil, errDown }
 	}},
 	{"the end of the context fails it", "ContextEnded", func(m *mutant) {
@@ -210,7 +210,7 @@ var faults = []struct {
 			return got, err
 		}
 	}},
-	{"all have one reference", "Concurrency", answering(func(r *idv.Result) { r.Reference = "one" })},
+	{"all have the same reference", "Concurrency", answering(func(r *idv.Result) { r.Reference = "one" })},
 }
 
 // harness is for the simulator with a fault.

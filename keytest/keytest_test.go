@@ -89,7 +89,7 @@ var faults = []struct {
 }{
 	{"there is no id", "KeyID", func(m *mutant) { m.id = func() string { return "" } }},
 	{"the id is long", "KeyID", func(m *mutant) { m.id = func() string { return strings.Repeat("x", 256) } }},
-	{"the id counts", "KeyID", func(m *mutant) {
+	{"the id changes", "KeyID", func(m *mutant) {
 		n := 0
 		m.id = func() string { n++; return fmt.Sprint(n) }
 	}},
@@ -118,11 +118,11 @@ var faults = []struct {
 		m.key = newKey(b[0] | 128)
 		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) { return m.key.Unwrap(ctx, wrapped, aad) }
 	}},
-	{"aad is left out", "AAD", func(m *mutant) {
+	{"aad is ignored", "AAD", func(m *mutant) {
 		m.wrap = func(ctx context.Context, plaintext, _ []byte) ([]byte, error) { return m.key.Wrap(ctx, plaintext, nil) }
 		m.unwrap = func(ctx context.Context, wrapped, _ []byte) ([]byte, error) { return m.key.Unwrap(ctx, wrapped, nil) }
 	}},
-	{"other aad is any error", "AAD", func(m *mutant) {
+	{"other aad is an unknown error", "AAD", func(m *mutant) {
 		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 			plain, err := m.key.Unwrap(ctx, wrapped, aad)
 			if err != nil {
@@ -140,7 +140,7 @@ var faults = []struct {
 			return plain, nil
 		}
 	}},
-	{"what another key has wrapped is any error", "OtherKey", func(m *mutant) {
+	{"another key is an unknown error", "OtherKey", func(m *mutant) {
 		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 			plain, err := m.key.Unwrap(ctx, wrapped, aad)
 			if err != nil {
@@ -152,7 +152,7 @@ var faults = []struct {
 	{"it wraps nothing", "Sealed", func(m *mutant) {
 		m.wrap = func(_ context.Context, plaintext, _ []byte) ([]byte, error) { return slices.Clone(plaintext), nil }
 	}},
-	{"the error shows it", "Sealed", func(m *mutant) {
+	{"the error quotes the plaintext", "Sealed", func(m *mutant) {
 		var last []byte
 		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
 			last = slices.Clone(plaintext)
@@ -166,7 +166,7 @@ var faults = []struct {
 			return m.key.Wrap(ctx, plaintext, aad)
 		}
 	}},
-	{"it returns a buffer of its own", "Memory", func(m *mutant) {
+	{"it reuses its buffer", "Memory", func(m *mutant) {
 		var buffer []byte
 		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
 			wrapped, err := m.key.Wrap(ctx, plaintext, aad)
@@ -180,7 +180,7 @@ var faults = []struct {
 			return nil, errDown
 		}
 	}},
-	{"the end of the context is a wrong key", "ContextEnded", func(m *mutant) {
+	{"the end of the context is reported as a wrong key", "ContextEnded", func(m *mutant) {
 		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 			plain, err := m.key.Unwrap(ctx, wrapped, aad)
 			if err != nil {

@@ -387,7 +387,7 @@ var faults = []struct {
 	seed  func(m *mutant)
 }{
 	{"the name has a space", "Info", describing(func(said *network.Info) { said.Name = "my network" })},
-	{"the name counts", "Info", func(m *mutant) {
+	{"the name changes", "Info", func(m *mutant) {
 		n := 0
 		describing(func(said *network.Info) { n++; said.Name = fmt.Sprint("n", n) })(m)
 	}},
@@ -397,7 +397,7 @@ var faults = []struct {
 	{"Eligible asks the network", "Eligible", func(m *mutant) {
 		m.eligible = func(card.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
 	}},
-	{"what is not eligible is any error", "Eligible", func(m *mutant) {
+	{"a card that is not eligible is an unknown error", "Eligible", func(m *mutant) {
 		m.eligible = func(s card.Scheme) error {
 			if s > card.UnionPay {
 				return errors.New("mutant: no such scheme")
@@ -405,7 +405,7 @@ var faults = []struct {
 			return m.inmem.Eligible(&network.EligibilityRequest{Scheme: s})
 		}
 	}},
-	{"what is not eligible is the scheme's fault", "Eligible", func(m *mutant) {
+	{"a card that is not eligible is blamed on the scheme", "Eligible", func(m *mutant) {
 		m.eligible = func(s card.Scheme) error {
 			if s != card.VISA {
 				return declined("declined")
@@ -419,14 +419,14 @@ var faults = []struct {
 	{"there is no id", "Provision", provisioning(func(t *network.Token) { t.ID = "" })},
 	{"the id is long", "Provision", provisioning(func(t *network.Token) { t.ID = strings.Repeat("x", 256) })},
 	{"the state is failed", "Provision", provisioning(func(t *network.Token) { t.State = network.Failed })},
-	{"it is of another card", "Provision", provisioning(func(t *network.Token) { t.Card = &network.CardState{LastFour: "9999"} })},
+	{"it belongs to another card", "Provision", provisioning(func(t *network.Token) { t.Card = &network.CardState{LastFour: "9999"} })},
 	{"the last four are masked", "Provision", provisioning(func(t *network.Token) { t.Card = &network.CardState{LastFour: "**11"} })},
 	{"the expiry has two digits", "Provision", provisioning(func(t *network.Token) {
 		t.Card = &network.CardState{Expiry: card.Expiry{Month: 12, Year: 30}}
 	})},
 	{"the clock is ahead", "Provision", provisioning(func(t *network.Token) { t.StateAt = time.Now().AddDate(1, 0, 0) })},
 	{"active and suspended", "Provision", provisioning(func(t *network.Token) { t.SuspendedBy = 1 })},
-	{"suspended by nobody that is known", "Provision", provisioning(func(t *network.Token) {
+	{"suspended by an unknown owner", "Provision", provisioning(func(t *network.Token) {
 		t.State, t.SuspendedBy = network.Inactive, 128
 	})},
 	{"active and dead", "Provision", provisioning(func(t *network.Token) { t.Invalidated = true })},
@@ -502,7 +502,7 @@ var faults = []struct {
 			return m.inmem.Provision(ctx, r)
 		}
 	}},
-	{"a key that saw a timeout makes ever more", "ProvisionAfterTimeout", func(m *mutant) {
+	{"a key makes a new network token after each timeout", "ProvisionAfterTimeout", func(m *mutant) {
 		seen := map[string]bool{}
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			if ctx.Err() != nil {
@@ -515,14 +515,14 @@ var faults = []struct {
 			return m.inmem.Provision(ctx, &c)
 		}
 	}},
-	{"refusals are any error", "Refused", refusing(func() error { return errDown })},
+	{"refusals are unknown errors", "Refused", refusing(func() error { return errDown })},
 	{"refusals have no source", "Refused", refusing(func() error { return &network.Error{Code: "declined"} })},
 	{"refusals have the network's own code", "Refused", refusing(func() error { return declined("PAN_INELIGIBLE") })},
 	{"refusals have a code of the other source", "Refused", refusing(func() error { return declined("invalid_request") })},
 	{"refusals have long codes", "Refused", refusing(func() error {
 		return &network.Error{Source: network.SourceScheme, Code: "declined", SchemeCode: strings.Repeat("x", 256)}
 	})},
-	{"refusals are to be retried earlier", "Refused", refusing(func() error {
+	{"refusals have a negative RetryAfter", "Refused", refusing(func() error {
 		return &network.Error{Source: network.SourceScheme, Code: "declined", RetryAfter: -1}
 	})},
 	{"refusals change", "Refused", func(m *mutant) {
@@ -557,7 +557,7 @@ var faults = []struct {
 			return t, err
 		}
 	}},
-	{"what is unknown is any error", "LookupUnknown", func(m *mutant) {
+	{"an unknown id is an unknown error", "LookupUnknown", func(m *mutant) {
 		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
 			if err != nil {
@@ -566,7 +566,7 @@ var faults = []struct {
 			return t, err
 		}
 	}},
-	{"what is unknown is deleted", "LookupUnknown", func(m *mutant) {
+	{"an unknown id is reported as deleted", "LookupUnknown", func(m *mutant) {
 		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			t, err := m.inmem.Lookup(ctx, ref)
 			if errors.Is(err, network.ErrUnknown) {
@@ -602,7 +602,7 @@ var faults = []struct {
 			return m.inmem.Cryptogram(ctx, &c)
 		}
 	}},
-	{"a spent key is any error", "CryptogramKeys", func(m *mutant) {
+	{"a used key is an unknown error", "CryptogramKeys", func(m *mutant) {
 		seen := map[string]bool{}
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			if seen[r.IdempotencyKey] {
@@ -612,7 +612,7 @@ var faults = []struct {
 			return m.inmem.Cryptogram(ctx, r)
 		}
 	}},
-	{"what is unknown is any error", "CryptogramUnknown", func(m *mutant) {
+	{"an unknown id is an unknown error", "CryptogramUnknown", func(m *mutant) {
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
 			if err != nil {
@@ -649,7 +649,7 @@ var faults = []struct {
 			return c, err
 		}
 	}},
-	{"a card whose network token was deleted gets it back", "Delete", func(m *mutant) {
+	{"a deleted network token comes back with its card", "Delete", func(m *mutant) {
 		m.shared = true
 		m.provision = func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
 			t, err := m.inmem.Provision(ctx, r)
@@ -661,7 +661,7 @@ var faults = []struct {
 			return t, err
 		}
 	}},
-	{"deleting what is unknown fails", "DeleteAgain", func(m *mutant) {
+	{"deleting an unknown network token fails", "DeleteAgain", func(m *mutant) {
 		m.delete = func(ctx context.Context, ref network.Ref) error {
 			return m.set(ctx, ref, network.Deleted, 0)
 		}
@@ -738,8 +738,8 @@ var faults = []struct {
 		}
 	}},
 	{"errors quote the request", "NoCardData", refusing(func() error { return errors.New("mutant: bad number " + number[:15] + "2") })},
-	{"errors quote what is too short", "NoCardData", refusing(func() error { return errors.New(`mutant: {"pan":"` + number[:15] + `"}`) })},
-	{"two calls at once get one answer", "Concurrency", func(m *mutant) {
+	{"errors quote a short card number", "NoCardData", refusing(func() error { return errors.New(`mutant: {"pan":"` + number[:15] + `"}`) })},
+	{"concurrent calls share an answer", "Concurrency", func(m *mutant) {
 		var mu sync.Mutex
 		var last *network.Cryptogram
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
@@ -753,7 +753,7 @@ var faults = []struct {
 			return c, err
 		}
 	}},
-	{"two calls at once are one too many", "Concurrency", func(m *mutant) {
+	{"a concurrent call fails", "Concurrency", func(m *mutant) {
 		var mu sync.Mutex
 		m.lookup = func(ctx context.Context, ref network.Ref) (*network.Token, error) {
 			if !mu.TryLock() {
@@ -783,8 +783,8 @@ var faults = []struct {
 	{"the art is a GIF", "ArtFetcher", drawing("image/gif", "GIF89a")},
 	{"the art is not of its type", "ArtFetcher", drawing("image/png", "\xff\xd8\xff")},
 	{"the art is large", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff"+strings.Repeat("x", network.MaxCardArt))},
-	{"every art is one", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff")},
-	{"the art is new each time", "ArtFetcher", func(m *mutant) {
+	{"all ids have the same art", "ArtFetcher", drawing("image/jpeg", "\xff\xd8\xff")},
+	{"the art changes with each call", "ArtFetcher", func(m *mutant) {
 		m.art = func(_ context.Context, r *network.ArtRequest) (*network.Art, error) {
 			if r.ID != "art" {
 				return nil, errDown
@@ -821,7 +821,7 @@ var faults = []struct {
 	{"notices have no kind", "Feeder", telling(func(n *network.Notice) { n.Kind = 0 })},
 	{"notices have no time", "Feeder", telling(func(n *network.Notice) { n.OccurredAt = time.Time{} })},
 	{"notices have no token", "Feeder", telling(func(n *network.Notice) { n.Token = network.Ref{} })},
-	{"notices have a strange owner", "Feeder", telling(func(n *network.Notice) { n.By = 4 })},
+	{"notices have an unknown owner", "Feeder", telling(func(n *network.Notice) { n.By = 4 })},
 	{"notices have no owner", "Feeder", telling(func(n *network.Notice) { n.Kind, n.By = network.NoticeSuspended, 0 })},
 	{"notices of a refusal have none", "Feeder", telling(func(n *network.Notice) { n.Kind = network.NoticeRefused })},
 	{"notices hold a card number", "Feeder", telling(func(n *network.Notice) { n.SchemeCode = number })},

@@ -498,8 +498,8 @@ func TestUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, url, want string }{
-		{"nobody there", "http://" + listener.Addr().String(), "payone: dial: "},
-		{"nobody there, TLS", "https://" + listener.Addr().String(), "payone: dial: "},
+		{"no server", "http://" + listener.Addr().String(), "payone: dial: "},
+		{"no server, TLS", "https://" + listener.Addr().String(), "payone: dial: "},
 		{"no such host", "https://cardvault.invalid", "payone: dial: "},
 		{"unknown CA", server.URL, "payone: TLS: "},
 		{"no TLS", "https://127.0.0.1:" + port, "payone: TLS: "},
@@ -625,7 +625,7 @@ func TestProxy(t *testing.T) {
 		{"none", "", "", 0},
 		{"refuses", p.URL, "payone: proxy: it answers with status 407", 0},
 		{"another kind", "socks5://user:s3cr3t@127.0.0.1", "payone: proxy: must be http", 0},
-		{"nobody there", "http://user:s3cr3t@127.0.0.1:1", "payone: dial: ", 0},
+		{"no proxy", "http://user:s3cr3t@127.0.0.1:1", "payone: dial: ", 0},
 		{"fails", "fails", "payone: proxy: fails", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -82,7 +82,7 @@ var faults = []struct {
 	seed        func(m *mutant)
 }{
 	{"the name has a space", "Info", func(m *mutant) { m.info = func() ppan.Info { return ppan.Info{Name: "my psp"} } }},
-	{"it is for sandboxes at times", "Info", func(m *mutant) {
+	{"SandboxOnly changes", "Info", func(m *mutant) {
 		n := 0
 		m.info = func() ppan.Info { n++; return ppan.Info{Name: "psp", SandboxOnly: n%2 == 0} }
 	}},
@@ -135,7 +135,7 @@ var faults = []struct {
 			return &kept, nil
 		}
 	}},
-	{"it sends after the end", "ContextEnded", func(m *mutant) {
+	{"it sends after the context has ended", "ContextEnded", func(m *mutant) {
 		m.obtain = func(ctx context.Context, r *ppan.Request) (*ppan.Answer, error) {
 			return m.Provider.ObtainPPAN(context.WithoutCancel(ctx), r)
 		}

@@ -109,7 +109,7 @@ func TestVerify(t *testing.T) {
 			{"one of two secrets", both, good, body, nil},
 			{"the other way round", secrets{newest, former}, good, body, nil},
 			{"one of two signatures", secrets{former}, signed(t, 0, body, former, newest), body, nil},
-			{"behind what is not known", both, headers(eventID, at, "v1a,AAAA v2,"+only[3:]+" x v1, v1,AAAA "+only), body, nil},
+			{"after unknown ones", both, headers(eventID, at, "v1a,AAAA v2,"+only[3:]+" x v1, v1,AAAA "+only), body, nil},
 			{"5 minutes old", both, signed(t, 5*time.Minute, body, newest), body, nil},
 			{"5 minutes ahead", both, signed(t, -5*time.Minute, body, newest), body, nil},
 			{"names in small letters", both, http.Header{"webhook-id": {eventID}, "webhook-timestamp": {at}, "webhook-signature": {only}}, body, nil},

@@ -68,10 +68,10 @@ var faults = []struct {
 			return l.take(ctx, e)
 		}
 	}},
-	{"nothing comes of it", "Takes", func(*ledger) sink {
+	{"events have no effect", "Takes", func(*ledger) sink {
 		return func(context.Context, *cardvault.Event) error { return nil }
 	}},
-	{"what is unknown is refused", "Unknown", func(l *ledger) sink {
+	{"events of unknown types are refused", "Unknown", func(l *ledger) sink {
 		return func(ctx context.Context, e *cardvault.Event) error {
 			if !slices.Contains([]receive.EventType{receive.TokenCreated, receive.TokenUpdated, receive.TokenDeleted}, e.Type) {
 				return errRefused
@@ -79,10 +79,10 @@ var faults = []struct {
 			return l.take(ctx, e)
 		}
 	}},
-	{"a repetition is a second one", "Again", func(l *ledger) sink {
+	{"a repeated event has a second effect", "Again", func(l *ledger) sink {
 		return func(_ context.Context, e *cardvault.Event) error { l.add(e.ID); return nil }
 	}},
-	{"a repetition is refused", "Again", func(l *ledger) sink {
+	{"a repeated event is refused", "Again", func(l *ledger) sink {
 		return func(ctx context.Context, e *cardvault.Event) error {
 			if n, _ := l.count(ctx, e.ID); n > 0 {
 				return errRefused
@@ -90,7 +90,7 @@ var faults = []struct {
 			return l.take(ctx, e)
 		}
 	}},
-	{"it looks first and writes then", "AtOnce", func(l *ledger) sink {
+	{"it reads first and writes later", "AtOnce", func(l *ledger) sink {
 		return func(ctx context.Context, e *cardvault.Event) error {
 			n, err := l.count(ctx, e.ID)
 			<-time.After(10 * time.Millisecond)
@@ -100,7 +100,7 @@ var faults = []struct {
 			return err
 		}
 	}},
-	{"what it has seen it keeps in memory", "Restart", func(l *ledger) sink {
+	{"seen events are only in memory", "Restart", func(l *ledger) sink {
 		seen := new(sync.Map)
 		return func(_ context.Context, e *cardvault.Event) error {
 			if _, known := seen.LoadOrStore(e.ID, true); !known {
@@ -109,7 +109,7 @@ var faults = []struct {
 			return nil
 		}
 	}},
-	{"older ones are refused", "Late", func(l *ledger) sink {
+	{"older events are refused", "Late", func(l *ledger) sink {
 		var mu sync.Mutex
 		latest := uint64(0)
 		return func(ctx context.Context, e *cardvault.Event) error {
@@ -128,7 +128,7 @@ var faults = []struct {
 			return l.take(ctx, e)
 		}
 	}},
-	{"what was cut off counts as taken", "ContextEnded", func(l *ledger) sink {
+	{"a cut-off call succeeds", "ContextEnded", func(l *ledger) sink {
 		return func(ctx context.Context, e *cardvault.Event) error {
 			if ctx.Err() != nil {
 				return nil

@@ -567,8 +567,8 @@ func TestUnreachable(t *testing.T) {
 		tls             *tls.Config
 		names           *zone
 	}{
-		{"nobody there", "http://" + nobody, "webhook: connect: connection refused", nil, unknown},
-		{"nobody there, TLS", "https://" + nobody, "webhook: connect: connection refused", nil, unknown},
+		{"no server", "http://" + nobody, "webhook: connect: connection refused", nil, unknown},
+		{"no server, TLS", "https://" + nobody, "webhook: connect: connection refused", nil, unknown},
 		{"no such host", "https://" + canary + ".example", "webhook: host is unknown", nil, unknown},
 		{"unknown authority", server.URL, "webhook: TLS: certificate is of an unknown authority", nil, unknown},
 		{"another host", "https://" + canary + ".example:" + port, "webhook: TLS: certificate is not for the host", trusting, loopback},

@@ -743,7 +743,7 @@ func TestWebhook(t *testing.T) {
 			}},
 			{"old", 5, 400, false, func(r *http.Request) { sign(r, "5", now.Add(-5*time.Minute-time.Second), of(5), secret) }},
 			{"of the future", 5, 400, false, func(r *http.Request) { sign(r, "5", now.Add(5*time.Minute+time.Second), of(5), secret) }},
-			{"after what was refused", 5, 204, true, func(r *http.Request) { sign(r, "5", now, of(5), secret) }},
+			{"after refused ones", 5, 204, true, func(r *http.Request) { sign(r, "5", now, of(5), secret) }},
 		} {
 			if status := post(of(c.event), c.change); status != c.status || told() != c.told {
 				t.Errorf("%s: %d, want %d and woken %v", c.name, status, c.status, c.told)

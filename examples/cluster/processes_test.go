@@ -182,7 +182,7 @@ func TestCannotStart(t *testing.T) {
 	store, codes := servers(t)
 	persists := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"appendonly": "yes"}}).URL("0")
 	for what, flags := range map[string][]string{
-		"a database that nobody serves": {"-store", "postgres://cardvault@" + realtest.Address(t) + "/vault?sslmode=disable", "-codes", codes},
+		"a database without a server":   {"-store", "postgres://cardvault@" + realtest.Address(t) + "/vault?sslmode=disable", "-codes", codes},
 		"a database without tables":     {"-store", database(t, "template1"), "-codes", codes, "-migrate=false"},
 		"a cache that writes to a disk": {"-store", store, "-codes", persists},
 		"no setup":                      {"-store", store, "-codes", codes, "-replicas", "1", "-listen", "127.0.0.1:0"},

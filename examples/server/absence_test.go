@@ -254,7 +254,7 @@ var imports = []struct {
 	{"code in a list", 422, withoutCode + `,"security_code":["CODE"]}`, nil},
 	{"code before invalid UTF-8", 400, withoutCode + `,"security_code":"CODE","cardholder_name":"` + "\xff" + `"}`, nil},
 	{"month out of range", 422, strings.Replace(cardWithCode, "12", "13", 1), nil},
-	{"number that is no card", 422, strings.Replace(cardWithCode, "PAN", "PANx", 1), nil},
+	{"invalid card number", 422, strings.Replace(cardWithCode, "PAN", "PANx", 1), nil},
 	{"wrong path", 404, cardWithCode, func(_ *hunt, r *http.Request) { r.URL.Path += "s" }},
 	{"wrong method", 405, cardWithCode, func(_ *hunt, r *http.Request) { r.Method = "PUT" }},
 	{"path that takes no body", 422, cardWithCode, func(_ *hunt, r *http.Request) { r.Method, r.URL.Path = "GET", "/tokens" }},
@@ -285,7 +285,7 @@ func (h *hunt) round() {
 	h.cut("chunk that is cut off", "Transfer-Encoding: chunked\r\n\r\n3e8\r\n"+cardWithCode)
 	// After these, net/http drops the connection with its buffers.
 	h.cut("chunk without its end", "Transfer-Encoding: chunked\r\n\r\n40\r\n"+cardLost) // 64 bytes are fewer
-	h.cut("body that is no chunk", "Transfer-Encoding: chunked\r\n\r\n"+cardLost)
+	h.cut("body without chunks", "Transfer-Encoding: chunked\r\n\r\n"+cardLost)
 
 	session := h.session("/tokens/session")
 	h.enter(422, session, "session, without a card", `{"security_code":"CODE"}`)

@@ -54,7 +54,7 @@ func TestForeignRow(t *testing.T) {
 		{"list, another parent", list, func(r *store.Record) { r.Parent = number(3) }},
 		{"list, no parent", list, func(r *store.Record) { r.Parent = uuid.Nil }},
 		{"list, another class", list, func(r *store.Record) { r.Class = 2 }},
-		{"list of what is live, earlier due", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
+		{"list of live records, due earlier", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
 	} {
 		if err := test.read(); err != nil || got.Records[0].Version != 1 {
 			t.Fatalf("%s: %v", test.name, err)

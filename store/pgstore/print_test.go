@@ -12,7 +12,7 @@ import (
 func TestPrint(t *testing.T) {
 	printtest.Run(t, ".", "store/pgstore", map[string]string{
 		"store/pgstore.Options.Schema": "a name",
-		"store/pgstore.*":              "SQL, and rows as they are in the database, where what is secret is sealed",
+		"store/pgstore.*":              "SQL, and rows as they are in the database, where secrets are sealed",
 	},
 		reflect.TypeFor[pgstore.Store](), reflect.TypeFor[pgstore.Options]())
 }

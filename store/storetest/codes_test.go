@@ -125,7 +125,7 @@ var codeMutants = []struct {
 	{"the longest value does not fit", "RoundTrip", func(m *codeMutant) {
 		m.valued(func(value []byte) []byte { return value[:min(len(value), store.MaxCode-1)] })
 	}},
-	{"an empty value is none", "RoundTrip", func(m *codeMutant) {
+	{"an empty value is dropped", "RoundTrip", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if len(value) == 0 {
 				ttl = 0
@@ -133,11 +133,11 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"Get takes", "RoundTrip", func(m *codeMutant) { m.get = m.taken }},
+	{"Get deletes", "RoundTrip", func(m *codeMutant) { m.get = m.taken }},
 	{"values are cut", "TooLong", func(m *codeMutant) {
 		m.valued(func(value []byte) []byte { return value[:min(len(value), store.MaxCode)] })
 	}},
-	{"a ttl of zero is not looked at", "TooLong", func(m *codeMutant) {
+	{"a ttl of zero skips the check", "TooLong", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if ttl <= 0 {
 				return m.CodeCache.Delete(ctx, id)
@@ -145,7 +145,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"the error tells the value", "TooLong", func(m *codeMutant) {
+	{"the error quotes the value", "TooLong", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if err := m.CodeCache.Put(ctx, id, value, ttl); err != nil {
 				return fmt.Errorf("%w: %q", err, value)
@@ -171,7 +171,7 @@ var codeMutants = []struct {
 			return value, err
 		}
 	}},
-	{"Get of an absent value fails otherwise", "Absent", func(m *codeMutant) {
+	{"Get of an absent value returns another error", "Absent", func(m *codeMutant) {
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 			value, err := m.CodeCache.Get(ctx, id)
 			if errors.Is(err, store.ErrNotFound) {
@@ -188,7 +188,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"the old value is under the new one", "Overwrite", func(m *codeMutant) {
+	{"Delete restores the old value", "Overwrite", func(m *codeMutant) {
 		var under sync.Map
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if old, err := m.CodeCache.Get(ctx, id); err == nil {
@@ -206,13 +206,13 @@ var codeMutants = []struct {
 	{"ids are masked as in UUIDv4", "IDsApart", func(m *codeMutant) {
 		m.under(func(id uuid.UUID) uuid.UUID { id[6] = id[6]&0x0f | 0x40; return id })
 	}},
-	{"the last byte of an id does not count", "IDsApart", func(m *codeMutant) {
+	{"the last byte of an id is ignored", "IDsApart", func(m *codeMutant) {
 		m.under(func(id uuid.UUID) uuid.UUID { id[15] = 0; return id })
 	}},
-	{"ids are texts without case", "IDsApart", func(m *codeMutant) {
+	{"ids are compared as text without case", "IDsApart", func(m *codeMutant) {
 		m.under(func(id uuid.UUID) uuid.UUID { copy(id[:], bytes.ToLower(id[:])); return id })
 	}},
-	{"Delete and Put exclude each other for ever", "Delete", func(m *codeMutant) {
+	{"a deleted id can never be put again", "Delete", func(m *codeMutant) {
 		var deleted sync.Map
 		m.delete = func(ctx context.Context, id uuid.UUID) error {
 			deleted.Store(id, true)
@@ -242,7 +242,7 @@ var codeMutants = []struct {
 		}
 		m.close = func() error { group.Wait(); return m.CodeCache.Close() }
 	}},
-	{"Get puts back what it has taken", "DeleteRace", func(m *codeMutant) {
+	{"Get deletes the value and puts it back", "DeleteRace", func(m *codeMutant) {
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 			value, err := m.taken(ctx, id)
 			if err != nil {
@@ -255,10 +255,10 @@ var codeMutants = []struct {
 	{"times are in seconds, rounded up", "Expiry", func(m *codeMutant) {
 		m.timed(func(ttl time.Duration) time.Duration { return (ttl + time.Second - 1).Truncate(time.Second) })
 	}},
-	{"less than a second is no time", "Expiry", func(m *codeMutant) {
+	{"a ttl below a second is zero", "Expiry", func(m *codeMutant) {
 		m.timed(func(ttl time.Duration) time.Duration { return ttl.Truncate(time.Second) })
 	}},
-	{"Get prolongs", "Expiry", func(m *codeMutant) {
+	{"Get extends the ttl", "Expiry", func(m *codeMutant) {
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 			value, err := m.CodeCache.Get(ctx, id)
 			if err != nil {
@@ -267,7 +267,7 @@ var codeMutants = []struct {
 			return value, m.CodeCache.Put(ctx, id, value, time.Hour)
 		}
 	}},
-	{"what has expired is an empty value", "Expiry", func(m *codeMutant) {
+	{"an expired value is empty", "Expiry", func(m *codeMutant) {
 		var known sync.Map
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			known.Store(id, true)
@@ -281,14 +281,14 @@ var codeMutants = []struct {
 			return value, err
 		}
 	}},
-	{"all have the time of the first", "TTLOfEach", func(m *codeMutant) {
+	{"all values have the ttl of the first", "TTLOfEach", func(m *codeMutant) {
 		var first atomic.Int64
 		m.timed(func(ttl time.Duration) time.Duration {
 			first.CompareAndSwap(0, int64(ttl))
 			return time.Duration(first.Load())
 		})
 	}},
-	{"all have the time of the last", "TTLOfEach", func(m *codeMutant) {
+	{"all values have the ttl of the last", "TTLOfEach", func(m *codeMutant) {
 		var mu sync.Mutex
 		values := map[uuid.UUID][]byte{}
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
@@ -303,7 +303,7 @@ var codeMutants = []struct {
 			return nil
 		}
 	}},
-	{"no ttl is for ever", "TTLZero", func(m *codeMutant) {
+	{"a zero ttl never expires", "TTLZero", func(m *codeMutant) {
 		m.timed(func(ttl time.Duration) time.Duration {
 			if ttl == 0 {
 				ttl = 1<<63 - 1
@@ -319,7 +319,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"no ttl leaves what was there", "TTLZero", func(m *codeMutant) {
+	{"a zero ttl keeps the old value", "TTLZero", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if ttl <= 0 {
 				return nil
@@ -327,7 +327,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"less than a millisecond is an error", "TTLExtremes", func(m *codeMutant) {
+	{"a ttl below a millisecond is an error", "TTLExtremes", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if ttl > 0 && ttl < time.Millisecond {
 				return errors.New("ERR invalid expire time")
@@ -335,7 +335,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"less than a millisecond is for ever", "TTLExtremes", func(m *codeMutant) {
+	{"a ttl below a millisecond is an hour", "TTLExtremes", func(m *codeMutant) {
 		m.timed(func(ttl time.Duration) time.Duration {
 			if ttl > 0 && ttl < time.Millisecond {
 				ttl = time.Hour
@@ -348,7 +348,7 @@ var codeMutants = []struct {
 			return time.Duration(int32(ttl.Milliseconds()))*time.Millisecond + ttl%time.Millisecond
 		})
 	}},
-	{"an old timer erases what came later", "OldTime", func(m *codeMutant) {
+	{"an old timer erases a later value", "OldTime", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if ttl > 0 {
 				time.AfterFunc(ttl, func() { _ = m.CodeCache.Delete(context.Background(), id) })
@@ -356,7 +356,7 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"the first time of an id counts", "OldTime", func(m *codeMutant) {
+	{"the first ttl of an id is kept", "OldTime", func(m *codeMutant) {
 		var until sync.Map
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if at, ok := until.LoadOrStore(id, time.Now().Add(ttl)); ok && ttl > 0 {
@@ -379,13 +379,13 @@ var codeMutants = []struct {
 			return value, err
 		}
 	}},
-	{"Put clears what it was given", "Slices", func(m *codeMutant) {
+	{"Put clears its argument", "Slices", func(m *codeMutant) {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			defer clear(value)
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"Get returns what the cache holds", "Slices", func(m *codeMutant) {
+	{"Get returns the cache's own memory", "Slices", func(m *codeMutant) {
 		var mu sync.Mutex
 		held := map[uuid.UUID][]byte{}
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
@@ -403,7 +403,7 @@ var codeMutants = []struct {
 			return held[id], nil
 		}
 	}},
-	{"Close clears what was returned", "Slices", func(m *codeMutant) {
+	{"Close clears returned values", "Slices", func(m *codeMutant) {
 		var returned [][]byte
 		m.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 			value, err := m.CodeCache.Get(ctx, id)
@@ -418,7 +418,7 @@ var codeMutants = []struct {
 		}
 	}},
 	{"calls share a buffer", "Concurrent", func(m *codeMutant) { sharedBuffer(m) }},
-	{"a full cache drops what is new", "Concurrent", func(m *codeMutant) {
+	{"a full cache drops new values", "Concurrent", func(m *codeMutant) {
 		var mu sync.Mutex
 		ids := map[uuid.UUID]bool{}
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
@@ -431,7 +431,7 @@ var codeMutants = []struct {
 		}
 	}},
 	{"calls share a buffer", "SameID", func(m *codeMutant) { sharedBuffer(m) }},
-	{"a Put amid another fails", "SameID", func(m *codeMutant) {
+	{"a Put during another fails", "SameID", func(m *codeMutant) {
 		var busy atomic.Bool
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			if !busy.CompareAndSwap(false, true) {
@@ -605,9 +605,9 @@ func TestCodesHarnessRulesCanFail(t *testing.T) {
 		fault, rule string
 		seed        func(h *storetest.CodesHarness)
 	}{
-		{"values outlive the server", "Reopened", func(h *storetest.CodesHarness) { h.Reopen = h.Second }},
-		{"values are apart", "Second", func(h *storetest.CodesHarness) { h.Second = h.Reopen }},
-		{"what was read is remembered", "Second", faulty(func(c *sharedCache) {
+		{"values survive a restart", "Reopened", func(h *storetest.CodesHarness) { h.Reopen = h.Second }},
+		{"values are not shared", "Second", func(h *storetest.CodesHarness) { h.Second = h.Reopen }},
+		{"read values are remembered", "Second", faulty(func(c *sharedCache) {
 			get, remembered := c.get, map[uuid.UUID][]byte{}
 			c.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 				if value, ok := remembered[id]; ok {
@@ -620,8 +620,8 @@ func TestCodesHarnessRulesCanFail(t *testing.T) {
 				return value, err
 			}
 		})},
-		{"Close erases what others share", "SecondCloses", faulty(func(c *sharedCache) { c.close = c.CodeCache.Close })},
-		{"out of reach is absent", "Unreachable", faulty(func(c *sharedCache) {
+		{"Close erases shared values", "SecondCloses", faulty(func(c *sharedCache) { c.close = c.CodeCache.Close })},
+		{"an unreachable value is absent", "Unreachable", faulty(func(c *sharedCache) {
 			get := c.get
 			c.get = func(ctx context.Context, id uuid.UUID) ([]byte, error) {
 				value, err := get(ctx, id)
@@ -631,7 +631,7 @@ func TestCodesHarnessRulesCanFail(t *testing.T) {
 				return value, err
 			}
 		})},
-		{"Delete does not look whether it can", "Unreachable", faulty(func(c *sharedCache) {
+		{"Delete hides its failure", "Unreachable", faulty(func(c *sharedCache) {
 			c.delete = func(ctx context.Context, id uuid.UUID) error { return c.CodeCache.Delete(ctx, id) }
 		})},
 	} {

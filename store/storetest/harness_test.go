@@ -290,7 +290,7 @@ var harnessMutants = []struct {
 	}},
 	{"nothing is synced", "PowerCut", func(_ *storetest.Harness, f *logFaults) { f.noSync = true }},
 	{"deletions are forgotten", "PowerCut", func(_ *storetest.Harness, f *logFaults) { f.forgetsDeletions = true }},
-	{"what is acknowledged is in a buffer", "Killed", func(_ *storetest.Harness, f *logFaults) { f.buffered = true }},
+	{"acknowledged writes are buffered", "Killed", func(_ *storetest.Harness, f *logFaults) { f.buffered = true }},
 	{"deletions come back", "Killed", func(h *storetest.Harness, _ *logFaults) {
 		again := h.Reopen
 		h.Reopen = func(t testing.TB, s store.Store) (store.Store, error) {
@@ -308,27 +308,27 @@ var harnessMutants = []struct {
 	{"a lock is not ErrLocked", "Second", func(h *storetest.Harness, _ *logFaults) {
 		h.Second = func(testing.TB, store.Store) (store.Store, error) { return nil, store.ErrUnavailable }
 	}},
-	{"whoever finds it locked closes it", "Second", func(h *storetest.Harness, _ *logFaults) {
+	{"the second process closes the store", "Second", func(h *storetest.Harness, _ *logFaults) {
 		h.Second = func(_ testing.TB, s store.Store) (store.Store, error) {
 			return nil, errors.Join(store.ErrLocked, s.Close())
 		}
 	}},
 	{"two processes do the same job", "SecondConflicts", func(h *storetest.Harness, _ *logFaults) { h.Second = h.Reopen }},
-	{"the first that closes takes all with it", "SecondCloses", func(h *storetest.Harness, _ *logFaults) {
+	{"the first Close closes all", "SecondCloses", func(h *storetest.Harness, _ *logFaults) {
 		h.Second = func(_ testing.TB, s store.Store) (store.Store, error) { return &mutant{Store: s}, nil }
 	}},
-	{"a full disk is called unavailable", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = store.ErrUnavailable }},
-	{"a full disk has no name", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = errors.New("no space left") }},
-	{"half is kept when the disk is full", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullKeepsFirst = true }},
-	{"a full disk keeps deletions out", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullForAll = true }},
-	{"once full means always full", "Full", func(_ *storetest.Harness, f *logFaults) { f.neverMend = true }},
+	{"a full disk is reported as unavailable", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = store.ErrUnavailable }},
+	{"a full disk is an unknown error", "Full", func(_ *storetest.Harness, f *logFaults) { f.full = errors.New("no space left") }},
+	{"half of an Update is kept on a full disk", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullKeepsFirst = true }},
+	{"a full disk prevents deletions", "Full", func(_ *storetest.Harness, f *logFaults) { f.fullForAll = true }},
+	{"a full store stays full", "Full", func(_ *storetest.Harness, f *logFaults) { f.neverMend = true }},
 	{"a lost answer is success", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) {
 		f.lost = func(error) error { return nil }
 	}},
-	{"a lost answer is called unavailable", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) {
+	{"a lost answer is reported as unavailable", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) {
 		f.lost = func(error) error { return store.ErrUnavailable }
 	}},
-	{"half is kept when the answer is lost", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) { f.lostHalf = true }},
+	{"half of an Update is kept after a lost answer", "OutcomeUnknown", func(_ *storetest.Harness, f *logFaults) { f.lostHalf = true }},
 	{"a damaged record is absent", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			get := r.get
@@ -341,7 +341,7 @@ var harnessMutants = []struct {
 			}
 		}
 	}},
-	{"a damaged record has no place in lists", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+	{"a damaged record is missing in lists", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			list := r.list
 			r.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
@@ -354,7 +354,7 @@ var harnessMutants = []struct {
 	{"a damaged record is listed as it was", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) { r.list = nil }
 	}},
-	{"a damaged record stops what is due", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+	{"a damaged record hides due records", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			r.due = func(store.ReadTx, store.Kind, store.Shards, time.Time, int) ([]*store.Record, error) {
 				return nil, store.ErrDamaged

@@ -298,7 +298,7 @@ var mutants = []struct {
 			})
 		}
 	}},
-	{"sizes are cut to what is allowed", "Invalid", func(m *mutant) {
+	{"sizes are cut to the limit", "Invalid", func(m *mutant) {
 		m.put = altered(func(_ store.Tx, r *store.Record) {
 			r.Lookup = r.Lookup[:min(len(r.Lookup), store.MaxLookups)]
 		})
@@ -359,7 +359,7 @@ var mutants = []struct {
 		m.put = func(tx store.Tx, r *store.Record) { kept[r.ID] = r; tx.Put(r) }
 		m.get = func(_ store.ReadTx, _ store.Kind, id uuid.UUID) (*store.Record, error) { return kept[id], nil }
 	}},
-	{"memory of an answer is used again", "ReadsAreCopies", func(m *mutant) {
+	{"the memory of an answer is reused", "ReadsAreCopies", func(m *mutant) {
 		var mu sync.Mutex
 		var handed []*store.Record
 		m.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
@@ -410,16 +410,16 @@ var mutants = []struct {
 			return l, err
 		}
 	}},
-	{"ids are compared as signed", "Order", func(m *mutant) {
+	{"ids are compared as signed bytes", "Order", func(m *mutant) {
 		m.list = sorting(func(a, b *store.Record) int { return int(int8(a.ID[0])) - int(int8(b.ID[0])) })
 	}},
-	{"descending is ignored", "Order", func(m *mutant) {
+	{"Desc is ignored", "Order", func(m *mutant) {
 		m.list = asking(func(q *store.Query) { q.Desc = false })
 	}},
 	{"pages overlap", "Pages", func(m *mutant) {
 		m.list = asking(func(q *store.Query) { q.Offset = max(0, q.Offset-1) })
 	}},
-	{"totals are those of the page", "Totals", func(m *mutant) {
+	{"totals count only the page", "Totals", func(m *mutant) {
 		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 			l, err := tx.List(q)
 			if q.Count {
@@ -428,7 +428,7 @@ var mutants = []struct {
 			return l, err
 		}
 	}},
-	{"totals count what has lapsed", "Live", func(m *mutant) {
+	{"totals count expired records", "Live", func(m *mutant) {
 		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 			l, err := tx.List(q)
 			if err != nil {
@@ -457,14 +457,14 @@ var mutants = []struct {
 			return l, err
 		}
 	}},
-	{"a hash replaces the other conditions", "ListByHash", func(m *mutant) {
+	{"a hash cancels the other conditions", "ListByHash", func(m *mutant) {
 		m.list = asking(func(q *store.Query) {
 			if q.Lookup != nil {
 				q.Classes, q.Min, q.Max = store.Classes{}, uuid.Nil, uuid.Nil
 			}
 		})
 	}},
-	{"the bound of what shares a hash is one off", "Shared", func(m *mutant) {
+	{"the bound on records with a hash is one off", "Shared", func(m *mutant) {
 		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 			rs, err := tx.Lookup(q.Kind, q.Lookup, store.MaxShared)
 			if err == nil && len(rs) == store.MaxShared {
@@ -485,7 +485,7 @@ var mutants = []struct {
 			return l, err
 		}
 	}},
-	{"a list without a total is not bounded", "Shared", func(m *mutant) {
+	{"a list without a total is unbounded", "Shared", func(m *mutant) {
 		m.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 			l, err := tx.List(q)
 			if errors.Is(err, store.ErrTooMany) && !q.Count {
@@ -494,7 +494,7 @@ var mutants = []struct {
 			return l, err
 		}
 	}},
-	{"a scan begins with the id", "Scan", func(m *mutant) {
+	{"a scan includes the id itself", "Scan", func(m *mutant) {
 		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
 			rs, err := tx.Scan(kind, after, limit)
 			if r, e := tx.Get(kind, after); e == nil && limit > 0 {
@@ -511,10 +511,10 @@ var mutants = []struct {
 			return tx.Scan(kind, after, limit)
 		}
 	}},
-	{"a scan goes over lists", "Scan", scanning(func(r *store.Record) bool { return r.Class != 0 })},
+	{"a scan returns listed records only", "Scan", scanning(func(r *store.Record) bool { return r.Class != 0 })},
 	{"a scan leaves out children", "Scan", scanning(func(r *store.Record) bool { return r.Parent == uuid.Nil })},
-	{"a scan carries no Secret", "Scan", scanning(func(r *store.Record) bool { r.Secret = nil; return true })},
-	{"a scan without a limit is of all", "Scan", func(m *mutant) {
+	{"a scan omits Secret", "Scan", scanning(func(r *store.Record) bool { r.Secret = nil; return true })},
+	{"a scan without a limit returns a page", "Scan", func(m *mutant) {
 		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
 			if limit <= 0 {
 				limit = 100
@@ -522,8 +522,8 @@ var mutants = []struct {
 			return tx.Scan(kind, after, limit)
 		}
 	}},
-	{"a scan ends at the last of a thousand", "ScanPages", scanning(func(r *store.Record) bool { return r.ID[2] < 8 })},
-	{"a scan is of every kind", "ScanPages", func(m *mutant) {
+	{"a scan stops after a thousand records", "ScanPages", scanning(func(r *store.Record) bool { return r.ID[2] < 8 })},
+	{"a scan mixes kinds", "ScanPages", func(m *mutant) {
 		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
 			rs, err := tx.Scan(kind, after, limit)
 			others, _ := tx.Scan(kind+1, after, limit)
@@ -552,7 +552,7 @@ var mutants = []struct {
 			return keys, err
 		}
 	}},
-	{"what belongs to nobody has the zero id as parent", "Children", func(m *mutant) {
+	{"records without a parent are children of the zero id", "Children", func(m *mutant) {
 		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
 			if parent == uuid.Nil {
 				return []store.Key{{Kind: 1}}, nil
@@ -560,12 +560,12 @@ var mutants = []struct {
 			return tx.Children(parent, limit)
 		}
 	}},
-	{"children forget their limit", "Children", func(m *mutant) {
+	{"Children ignores its limit", "Children", func(m *mutant) {
 		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
 			return tx.Children(parent, max(limit, 3))
 		}
 	}},
-	{"a family ends at some size", "ChildrenOfMany", func(m *mutant) {
+	{"a family has a maximum size", "ChildrenOfMany", func(m *mutant) {
 		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
 			keys, err := tx.Children(parent, limit)
 			return slices.DeleteFunc(keys, func(k store.Key) bool { return k.ID[2] > 0x20 }), err
@@ -577,7 +577,7 @@ var mutants = []struct {
 			return len(rs) == 0, err
 		}
 	}},
-	{"a store that was used is not empty", "Empty", func(m *mutant) {
+	{"a used store is never empty again", "Empty", func(m *mutant) {
 		var used atomic.Bool
 		m.put = func(tx store.Tx, r *store.Record) { used.Store(true); tx.Put(r) }
 		m.empty = func(tx store.ReadTx) (bool, error) {
@@ -593,7 +593,7 @@ var mutants = []struct {
 	{"two Updates read before either writes", "PhantomChild", snapshots},
 	{"two Updates read before either writes", "ChildOrParent", snapshots},
 	{"two Updates read before either writes", "FirstOne", snapshots},
-	{"Lookup forgets its limit", "Lookup", func(m *mutant) {
+	{"Lookup ignores its limit", "Lookup", func(m *mutant) {
 		m.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, _ int) ([]*store.Record, error) {
 			return tx.Lookup(kind, hash, 1000)
 		}
@@ -621,7 +621,7 @@ var mutants = []struct {
 			return tx.Due(kind, store.AllShards, until, limit)
 		}
 	}},
-	{"the limit counts records of other shards", "DueByShard", func(m *mutant) {
+	{"the limit includes records of other shards", "DueByShard", func(m *mutant) {
 		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 			rs, err := tx.Due(kind, store.AllShards, until, limit)
 			return slices.DeleteFunc(rs, func(r *store.Record) bool { return !shards.Has(store.ShardOf(r.ID)) }), err
@@ -642,7 +642,7 @@ var mutants = []struct {
 			return all, nil
 		}
 	}},
-	{"records come shard by shard", "DueByShard", func(m *mutant) {
+	{"records are sorted by shard", "DueByShard", func(m *mutant) {
 		m.due = func(tx store.ReadTx, kind store.Kind, shards store.Shards, until time.Time, limit int) (all []*store.Record, err error) {
 			rs, err := tx.Due(kind, shards, until, limit)
 			if shards != store.AllShards {
@@ -651,7 +651,7 @@ var mutants = []struct {
 			return rs, err
 		}
 	}},
-	{"Next is of all shards", "DueByShard", func(m *mutant) {
+	{"Next looks at all shards", "DueByShard", func(m *mutant) {
 		m.next = func(tx store.ReadTx, kind store.Kind, _ store.Shards) (time.Time, error) {
 			return tx.Next(kind, store.AllShards)
 		}
@@ -762,7 +762,7 @@ var mutants = []struct {
 			}
 		}
 	}},
-	{"ctx counts after fn has started", "CancelledAfterStart", func(m *mutant) {
+	{"the end of ctx hides the result of a started fn", "CancelledAfterStart", func(m *mutant) {
 		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
 			return cmp.Or(m.Store.Update(ctx, fn), ctx.Err())
 		}

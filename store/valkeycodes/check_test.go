@@ -253,7 +253,7 @@ func TestReplica(t *testing.T) {
 	if err := c.Put(t.Context(), id(2), nil, time.Hour); err == nil {
 		t.Error("Put on a replica succeeds")
 	}
-	eventually(t, "Ping does not tell", func() error {
+	eventually(t, "Ping does not report it", func() error {
 		if err := c.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "READONLY") {
 			return fmt.Errorf("Ping = %v", err)
 		}
@@ -399,7 +399,7 @@ func TestTLS(t *testing.T) {
 	opens(t, "TLS to another host", o, nil, "")
 	o.DialCtxFn = nil
 	o.TLSConfig = &tls.Config{RootCAs: x509.NewCertPool()}
-	opens(t, "TLS of somebody else", o, nil, "certificate")
+	opens(t, "TLS of an unknown authority", o, nil, "certificate")
 	o.TLSConfig = &tls.Config{InsecureSkipVerify: true}
 	opens(t, "TLS of anybody on this host", o, nil, "")
 	o.DialCtxFn = dialAway

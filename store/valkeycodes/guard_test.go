@@ -25,7 +25,7 @@ func TestAnswers(t *testing.T) {
 	for _, test := range []struct{ what, right, wrong string }{
 		{"a length below -1", get, "$-5\r\n"},
 		{"a length for which there is no room", get, "$9000000000000000000\r\n"},
-		{"a length that is none", get, "$x\r\n"},
+		{"an invalid length", get, "$x\r\n"},
 		{"an array of less than none", get, "*-7\r\n"},
 		{"a large array", get, "*900000000000000000\r\n"},
 		{"arrays in arrays", get, strings.Repeat("*1\r\n", 1<<20)},

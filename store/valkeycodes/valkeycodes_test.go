@@ -342,7 +342,7 @@ func TestCrowdedOut(t *testing.T) {
 	}
 	p.Resume()
 	recovers(t, c)
-	lacks(t, "what was deleted after 65,536 others", c, 1)
+	lacks(t, "a value deleted after 65,536 failed calls", c, 1)
 	keys := slices.DeleteFunc(a.keys(), func(key string) bool { return key == prefix+uuid.Max.String() }) // the key of recovers
 	slices.Sort(keys)
 	slices.Sort(others)

@@ -240,7 +240,7 @@ func (c *checker) checkNone(x *exchange) []string {
 	allow := x.answer.Header().Get("Allow")
 	switch code := x.answer.Code; {
 	case code != 404 && code != 405 || code == 405 && allow == "":
-		return []string{fmt.Sprintf("what is no operation is answered with %d, Allow %q", code, allow)}
+		return []string{fmt.Sprintf("a request without an operation is answered with %d, Allow %q", code, allow)}
 	case x.request.Method == "HEAD":
 		return nil
 	}

@@ -230,7 +230,7 @@ func (c *checker) checkCoverage(t *testing.T) {
 
 // unseen lists parts that neither transcripts nor random requests show, with reasons.
 var unseen = map[string]string{
-	"of schemas/StatusReason.code":                    "the simulator is no issuer; TestWords compares the codes",
+	"of schemas/StatusReason.code":                    "the simulator is not an issuer; TestWords compares the codes",
 	"of schemas/FailureDetail.code":                   "likewise",
 	"of schemas/AuthenticationData.method":            "the simulator identifies by 3-D Secure alone",
 	"member damaged of":                               "the transcripts damage a token, and all pages are made alike",

@@ -285,7 +285,7 @@ func (r *rig) query(o *operation) {
 				r.refused(o, name+"="+v, spoilt(name+"="+v), 422, "query."+name)
 			}
 		} else if name != "business_key" {
-			r.refused(o, name+" that is no value", spoilt(name+"=undocumented"), 422, "query."+name)
+			r.refused(o, name+" with an invalid value", spoilt(name+"=undocumented"), 422, "query."+name)
 		}
 	}
 }
@@ -296,7 +296,7 @@ func (r *rig) whole(o *operation) {
 	if strings.Contains(o.path, "{") {
 		q := r.request(o)
 		q.target = strings.NewReplacer("{id}", "x", "{payment_data_id}", "x", "{art_id}", "x").Replace(o.path)
-		r.refused(o, "an id that is none", q, 404, "")
+		r.refused(o, "an invalid id", q, 404, "")
 	}
 	if o.needsBody {
 		q := r.request(o)
