@@ -429,7 +429,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Cards without a scenario become active at once, even if their numbers look similar.
+// Cards without a scenario become active at once, even if they look like one with a
+// scenario.
 func TestOtherCards(t *testing.T) {
 	n := newNetwork(t, memstore.New(), &simnet.Options{Schemes: all})
 	for _, c := range []struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
 )
 
-// front serves replicas behind a proxy.
+// front serves replicas behind a proxy, each on a server of its own.
 func front(t testing.TB, replicas []http.Handler) http.Handler {
 	var urls []*url.URL
 	servers := map[string]*pipeListener{}

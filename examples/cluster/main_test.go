@@ -167,7 +167,7 @@ func (p *process) read(t *testing.T, data string) {
 	}
 }
 
-// kill ends the process like a crash.
+// kill ends the process as a crash would.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Kill(); err != nil {
@@ -184,7 +184,7 @@ func (p *process) signal(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// stop ends the process like an operator.
+// stop ends the process as an operator does.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	p.signal(t, syscall.SIGTERM)

@@ -93,7 +93,7 @@ func start(t *testing.T, dir string, env ...string) *process {
 	return p
 }
 
-// kill ends the server like a crash.
+// kill ends the server as a crash would.
 func (p *process) kill(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Kill(); err != nil {
@@ -102,7 +102,7 @@ func (p *process) kill(t *testing.T) {
 	p.Wait()
 }
 
-// stop ends the server like an operator.
+// stop ends the server as an operator does.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {

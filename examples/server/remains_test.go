@@ -80,7 +80,8 @@ func (b *brood) fill(text, path string) string {
 	return strings.NewReplacer("PAN", pan, "BOMB", pan, "CODE", code, "ESCAPED", escaped.String(), "LOST", code).Replace(text)
 }
 
-// part is the length in digits of a remnant of a canary. No two canaries share one.
+// part is the number of consecutive digits that identify a remnant of a canary. No two
+// canaries share as many.
 const part = 12
 
 // A search looks for canaries, whole and in part, as digits and as digits escaped like in

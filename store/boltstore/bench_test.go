@@ -148,8 +148,7 @@ func (r *rawLoop) put(key, value []byte) error {
 	return <-c.done
 }
 
-// spread runs n calls of f, each in a goroutine of its own, and returns the calls per
-// second.
+// spread runs n calls of f in a number of goroutines and returns the calls per second.
 func spread(b testing.TB, goroutines, n int, f func() error) float64 {
 	var left atomic.Int64
 	left.Store(int64(n))

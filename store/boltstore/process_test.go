@@ -19,7 +19,8 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-// childEnv names a file. The test binary then holds that file open, as another process.
+// childEnv is an environment variable. If it names a file, the test binary holds that file
+// open, as another process.
 const childEnv = "BOLTSTORE_TEST_CHILD"
 
 func TestMain(m *testing.M) {

@@ -11,8 +11,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// The end of a family takes the same time, however many records are below: CARDVAULT_FAMILY
-// records.
+// Ending a family takes the same time, however many records it has: CARDVAULT_FAMILY.
 func TestFamilies(t *testing.T) {
 	n := 4000
 	if testing.Short() {

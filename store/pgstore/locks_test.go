@@ -36,7 +36,7 @@ func locked(t testing.TB, p *pgxpool.Pool, schema, table string) (release func()
 	}
 }
 
-// waits returns when a session waits for a lock of a type.
+// waits returns when a session waits for a lock of the given type.
 func waits(t testing.TB, p *pgxpool.Pool, sort string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(time.Millisecond) {

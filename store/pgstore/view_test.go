@@ -248,7 +248,7 @@ func TestViewHangs(t *testing.T) {
 	}
 }
 
-// No hash is not the same as an empty hash.
+// A nil hash is the same as an empty one.
 func TestEmptyHash(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	s := open(t, p, schema(t, p))

@@ -67,14 +67,14 @@ func (m *codeMutant) taken(ctx context.Context, id uuid.UUID) ([]byte, error) {
 	return value, m.CodeCache.Delete(ctx, id)
 }
 
-// valued returns a put that changes the values.
+// valued makes Put change the values.
 func (m *codeMutant) valued(edit func(value []byte) []byte) {
 	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 		return m.CodeCache.Put(ctx, id, edit(value), ttl)
 	}
 }
 
-// timed returns a put that changes the times.
+// timed makes Put change the times.
 func (m *codeMutant) timed(edit func(ttl time.Duration) time.Duration) {
 	m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 		return m.CodeCache.Put(ctx, id, value, edit(ttl))

@@ -224,7 +224,7 @@ func asking(edit func(q *store.Query)) func(store.ReadTx, *store.Query) (*store.
 	}
 }
 
-// collector collects the writes of an fn that reads from another transaction.
+// A collector passes reads on, and collects writes.
 type collector struct {
 	store.ReadTx
 	writes []func(store.Tx)
@@ -828,7 +828,7 @@ func cascading(generations int) func(m *mutant) {
 	}
 }
 
-// scanning makes scans omit a few records.
+// scanning makes scans omit the records that keep rejects.
 func scanning(keep func(*store.Record) bool) func(m *mutant) {
 	return func(m *mutant) {
 		m.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
@@ -838,7 +838,7 @@ func scanning(keep func(*store.Record) bool) func(m *mutant) {
 	}
 }
 
-// family makes Children omit a few children.
+// family makes Children omit the children that keep rejects.
 func family(keep func(store.Key, *store.Record) bool) func(m *mutant) {
 	return func(m *mutant) {
 		m.children = func(tx store.ReadTx, parent uuid.UUID, limit int) ([]store.Key, error) {
@@ -932,7 +932,7 @@ func (o *ownWrites) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return o.Tx.Get(kind, id)
 }
 
-// sorting returns a list that reorders its pages.
+// sorting returns a list that sorts each page by compare.
 func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Query) (*store.List, error) {
 	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 		l, err := tx.List(q)

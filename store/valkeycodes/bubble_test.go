@@ -294,7 +294,7 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
-// TestPutAfterGivenUp: when a caller gives up its Put, a later Put of the same value is not
+// TestPutAfterGivenUp: when a caller gives up its Put, a later Put under the same id is not
 // erased with it.
 func TestPutAfterGivenUp(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

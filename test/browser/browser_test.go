@@ -357,7 +357,7 @@ func (p *tab) check() {
 		p.screenshot("failed")
 		p.t.Logf("events: %s", eval[[]byte](&p.world, "events"))
 	}
-	// events arrive before the answers to later commands
+	// Events arrive before the answers to later commands.
 	for _, w := range []*world{&p.world, p.frame} {
 		if w != nil && w.ctx.Err() == nil {
 			if _, err := chromedp.Run(w.ctx, chromedp.Evaluate[int]("1")); err != nil {

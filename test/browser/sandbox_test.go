@@ -118,7 +118,7 @@ func (s *sandbox) start(addr string) {
 	}
 }
 
-// kill ends the process like a crash.
+// kill ends the process as a crash would.
 func (s *sandbox) kill() {
 	if s.process.ProcessState != nil {
 		return

@@ -146,8 +146,8 @@ func (w *world) told(s *Shop, order uuid.UUID) (token uuid.UUID) {
 	return token
 }
 
-// enter brings the card of an order into the vault, as a program or as a browser. A browser
-// does nothing after that.
+// enter brings the card of an order into the vault, as a program or as a browser does. A
+// browser has no further part in it.
 func enter(ctx context.Context, s *Shop, order uuid.UUID, browser bool) error {
 	if !browser {
 		_, err := s.TakeCard(ctx, order, 0, visa)
