@@ -65,7 +65,7 @@ func behind(first, last string, length, n int) (numbers []string) {
 	return numbers
 }
 
-// A key that may only import cannot compare guesses with a known card: it sees no
+// A key that may only import cannot compare guesses with a known card. It sees no
 // fingerprint, and few guesses behind one mask are let through.
 func TestFingerprintOracle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestNumbersInSessions(t *testing.T) {
 	}
 	r.do(t, "POST", "/cde-import", strings.Replace(cardBody, pan, numbers[1], 1)).want(t, 429, "RATE_LIMITED")
 	if a := complete(id, pan); a.status != 200 || !strings.Contains(a.body, `"status":"success"`) {
-		t.Errorf("the session takes no other card: %d %s", a.status, a.body)
+		t.Errorf("the session accepts no other card: %d %s", a.status, a.body)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestIgnoreUnknownKeepsLimits(t *testing.T) {
 	}
 }
 
-// Nothing of an unknown member is kept, not even a hash under an idempotency key: it may be
+// Nothing of an unknown member is kept, not even a hash under an idempotency key. It may be
 // a security code that only another API knows.
 func TestIgnoreUnknownComparesWhatIsKnown(t *testing.T) {
 	r := newRig(t, nil, &httpapi.Options{IgnoreUnknown: true})

@@ -180,8 +180,9 @@ func TestLockout(t *testing.T) {
 					a.wantToken(t, "when they have failed", 1, http2)
 					return
 				}
-				// A shopper who shares the address of a client with many sessions may have
-				// to wait before a second try, for a minute at a time.
+				// A shopper may share the address of a client with many sessions. The
+				// shopper may then have to wait before a second try, for a minute at a
+				// time.
 				again := a.shop(t, "when they have failed", 1, http2)
 				if seconds, err := strconv.Atoi(again.header.Get("Retry-After")); again.status != 200 && (err != nil || seconds < 1 || seconds > 60) {
 					t.Errorf("a second try is answered %d, Retry-After %d", again.status, seconds)

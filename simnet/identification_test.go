@@ -97,7 +97,7 @@ func TestIdentify(t *testing.T) {
 		}
 	}
 	if _, err := n.IDV().Identify(t.Context(), &idv.Request{Scheme: card.VISA, PAN: simnet.ScenarioPAN(card.VISA, 70)}); err == nil {
-		t.Error("no idempotency key is taken")
+		t.Error("an empty idempotency key is accepted")
 	}
 }
 

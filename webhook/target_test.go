@@ -171,7 +171,7 @@ func TestPublicAddresses(t *testing.T) {
 }
 
 // A name that is public first and private later, or both at once, does not reach this
-// machine: the addresses that are checked are the addresses that are dialed.
+// machine: only the addresses that were checked are dialed.
 func TestRebinding(t *testing.T) {
 	port, count := listen(t)
 	names := new(zone)

@@ -29,9 +29,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestAbsence sends security codes through every path of a server and then searches its
-// traces: its memory, a dump of it, its output and its files. The codes have 24 digits,
-// since three occur everywhere by chance.
+// TestAbsence sends security codes through every path of a server. Then it searches the
+// server's traces: its memory, a dump of it, its output and its files. The codes have 24
+// digits, since three occur everywhere by chance.
 func TestAbsence(t *testing.T) {
 	t.Parallel()
 	h := startHunt(t)
@@ -104,10 +104,10 @@ func TestAbsence(t *testing.T) {
 const (
 	codeTTL = 5 * time.Second
 
-	// The numbers of codes and cards that may be in the vector registers of a thread that
-	// has copied nothing since, or where a signal has saved them. A card may also be where
-	// a hash has left it on a stack. About one run in twenty finds a code, one in ten a
-	// card.
+	// The numbers of codes and cards allowed in memory. One may be in a vector register of
+	// a thread that has copied nothing since, or where a signal has saved it. A card may
+	// also be where a hash has left it on a stack. About one run in twenty finds a code,
+	// one in ten a card.
 	strayCodes, strayCards = 1, 2
 )
 

@@ -63,9 +63,9 @@ func numbersOf[T any](of []T, id func(T) uuid.UUID) (numbers []int) {
 	return numbers
 }
 
-// Lost rows, here from the middle and the end of the due records, do not hide other rows,
-// neither in a View nor in an Update. References to lost rows are reported and removed,
-// which repairs the file.
+// Lost rows, here from the middle and the end of the due records, do not hide other rows in
+// a View or an Update. References to lost rows are reported and removed, which repairs the
+// file.
 func TestLostRows(t *testing.T) {
 	const n = 50
 	at := func(n int) time.Time { return time.UnixMicro(1e15 + int64(n)).UTC() }

@@ -238,7 +238,7 @@ func TestArrange(t *testing.T) {
 	}
 	release()
 	if transactions := arranged(t, p, name, n/128-1); transactions < 4 {
-		t.Errorf("%d records were cut in %d pieces", n, transactions)
+		t.Errorf("%d records were divided in %d pieces", n, transactions)
 	}
 	if total := list(t, s, count).Total; total != n+20 {
 		t.Errorf("Total = %d, want %d", total, n+20)

@@ -50,7 +50,7 @@ func TestDeletions(t *testing.T) {
 			}
 			began := time.Now()
 			if err := put(other, record(1<<40+n)); err != nil {
-				t.Errorf("Update beside it = %v", err)
+				t.Errorf("concurrent Update = %v", err)
 				return
 			}
 			slowest = max(slowest, time.Since(began))
@@ -73,8 +73,8 @@ func TestDeletions(t *testing.T) {
 	})
 	close(stop)
 	beside.Wait()
-	t.Logf("%d Updates beside it, the slowest took %v", n, slowest)
+	t.Logf("%d concurrent Updates, the slowest took %v", n, slowest)
 	if n == 0 {
-		t.Error("no Update ran beside it: the test proves nothing")
+		t.Error("no concurrent Update ran: the test proves nothing")
 	}
 }

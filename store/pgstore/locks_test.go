@@ -100,10 +100,10 @@ func TestManyLocks(t *testing.T) {
 			waits(t, p, "relation")
 			began := time.Now()
 			if err := put(other, record(-1)); err != nil {
-				t.Errorf("Update beside it = %v", err)
+				t.Errorf("concurrent Update = %v", err)
 			}
 			if took := time.Since(began); took > time.Second {
-				t.Errorf("an Update beside it took %v", took)
+				t.Errorf("a concurrent Update took %v", took)
 			}
 			release()
 			if err := <-done; err != nil {

@@ -45,8 +45,8 @@ func certificate(t *testing.T) (tls.Certificate, string) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
 }
 
-// A connection that would leave the host without verified TLS is refused before it is made,
-// for each host and each way to write it in the URL.
+// A connection that would leave the host without verified TLS is refused before it is made.
+// The test tries each host and each way to write it in the URL.
 func TestPlaintext(t *testing.T) {
 	_, root := certificate(t)
 	for url, refused := range map[string]bool{

@@ -77,9 +77,9 @@ func found(pattern, in string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// traps returns statements that create traps in the schema public: a function for each
-// function that some SQL may call, and an operator for each that it may use, for all types
-// that can occur there. Each trap warns when it is called.
+// traps returns statements that create traps in the schema public. There is a function for
+// each function that some SQL may call, and an operator for each that it may use. They
+// exist for all types that can occur there. Each trap warns when it is called.
 func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) {
 	t.Helper()
 	scalars := []string{"smallint", "integer", "bigint", "uuid", "bytea", "boolean", "text", "timestamptz", "numeric", "name", "oid"}
@@ -181,8 +181,8 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 }
 
 // Nothing that another role creates can replace an object that the package uses. It may be
-// in public, in the schema named after the vault's role, in a schema of the search path
-// before pg_catalog, or a temporary table or type.
+// in public, or in the schema named after the vault's role. It may be in a schema of the
+// search path before pg_catalog, or be a temporary table or type.
 func TestSearchPath(t *testing.T) {
 	server := postgres.Get(t)
 	server.SQL(t, "postgres", "CREATE DATABASE trapped")

@@ -18,9 +18,10 @@ import (
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
-// BenchmarkImport imports cards with a security code, durably and 16 at a time: without a
-// shared cache, with a working one, and with one hanging from the start. It reports the
-// median, the 99th percentile, and the number of imports that waited for a silent server.
+// BenchmarkImport imports cards with a security code, durably and 16 at a time. It does so
+// without a shared cache, with a working one, and with one hanging from the start. It
+// reports the median, the 99th percentile, and the number of imports that waited for a
+// silent server.
 func BenchmarkImport(b *testing.B) {
 	for _, hangs := range []string{"memory", "shared", "hung"} {
 		b.Run(hangs, func(b *testing.B) {

@@ -109,7 +109,7 @@ func browser(t testing.TB) context.Context {
 }
 
 // A world evaluates JavaScript. It is the shop's page, with its own scripts, or an isolated
-// world of the frame, which shares the frame's DOM and none of its variables.
+// world of the frame. That shares the frame's DOM and none of its variables.
 type world struct {
 	t       testing.TB
 	ctx     context.Context

@@ -346,7 +346,7 @@ func (c *checker) testRandom(t *testing.T, seed uint64, n int) {
 			}
 		}
 		if taken < n/4 {
-			t.Errorf("of %d requests %d are taken", n, taken)
+			t.Errorf("of %d requests %d are accepted", n, taken)
 		}
 	})
 }

@@ -78,7 +78,7 @@ type verified struct {
 }
 
 // TestLife: a receiver written with the public library verifies every delivery of a full
-// life, before and after a rotation of its secret, and a redelivery.
+// life. That includes a rotation of its secret and a redelivery.
 func TestLife(t *testing.T) {
 	if _, err := os.Stat(filepath.Join("..", "node_modules", "standardwebhooks")); err != nil {
 		t.Skip("standardwebhooks is not installed: make deps")
