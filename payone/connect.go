@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/cardvault/cardvault/internal/erase"
+	"github.com/cardvault/cardvault/internal/egress"
 )
 
 // A connectError reports that nothing was sent, and why. It quotes nothing of the request.
@@ -23,32 +23,9 @@ type connectError struct {
 func (e *connectError) Error() string { return "payone: " + e.step + ": " + e.cause.Error() }
 func (e *connectError) Unwrap() error { return e.cause }
 
-// A forgetful connection is one from which http.Transport cannot leak.
-type forgetful struct {
-	net.Conn
-	in *bufio.Reader
-}
-
-func forget(c net.Conn) forgetful { return forgetful{c, bufio.NewReader(c)} }
-
-// Write erases its input, which is more than [io.Writer] allows. The writer is the
-// bufio.Writer of the transport, which would otherwise keep the last request for as long as
-// the connection is idle. It does not look at bytes again that it has flushed, and after an
-// error it writes nothing any more, so the rest of an incomplete write is erased too. Above
-// TLS this is the plain text, which crypto/tls encrypts in place.
-func (c forgetful) Write(p []byte) (int, error) {
-	defer func() {
-		clear(p)
-		erase.Registers()
-	}()
-	return c.Conn.Write(p)
-}
-
-// Read reads a byte. The transport logs bytes that it has read behind an answer, and these
-// could be the request.
-func (c forgetful) Read(p []byte) (int, error) {
-	return c.in.Read(p[:min(len(p), 1)])
-}
+// guarded returns a connection from which http.Transport cannot leak: neither the request,
+// nor bytes behind an answer, which could be the request.
+func guarded(c net.Conn) net.Conn { return egress.Quiet(egress.Erasing(c)) }
 
 // connect connects to a provider on a loopback host. After the call, the transport keeps
 // the connection for the next one.
@@ -59,11 +36,11 @@ func (c *Client) connect(ctx context.Context, _, address string) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	return forget(conn), nil
+	return guarded(conn), nil
 }
 
 // connectTLS connects to a provider with https. TLS is made here, also through a
-// proxy, because a forgetful connection has to be above it.
+// proxy, because an erasing connection has to be above it.
 func (c *Client) connectTLS(ctx context.Context, _, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -81,7 +58,7 @@ func (c *Client) connectTLS(ctx context.Context, _, address string) (net.Conn, e
 		_ = conn.Close() // nothing was sent that matters
 		return nil, &connectError{"TLS", err}
 	}
-	return forget(secure), nil
+	return guarded(secure), nil
 }
 
 func (c *Client) reach(ctx context.Context, address string) (net.Conn, error) {

@@ -154,7 +154,7 @@ func (failing) Write(p []byte) (int, error) { return len(p) / 2, io.ErrClosedPip
 
 func TestErasedOnFailure(t *testing.T) {
 	p := []byte("4111111111111111")
-	n, err := forget(failing{}).Write(p)
+	n, err := guarded(failing{}).Write(p)
 	if n != 8 || !errors.Is(err, io.ErrClosedPipe) || len(bytes.Trim(p, "\x00")) > 0 {
 		t.Errorf("Write = %d, %v; left %q", n, err, p)
 	}

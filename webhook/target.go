@@ -7,9 +7,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 
-	"code.dny.dev/ssrf"
+	"github.com/cardvault/cardvault/internal/egress"
 )
 
 const (
@@ -64,7 +63,7 @@ func (s *Sender) target(text string) (*url.URL, error) {
 		return u, nil
 	case port != 443 && port < minPort:
 		return nil, errPort
-	case err == nil && !public(address), err != nil && !publicName(host):
+	case err == nil && !egress.Public(address), err != nil && !publicName(host):
 		return nil, errHost
 	}
 	return u, nil
@@ -91,21 +90,4 @@ func publicName(host string) bool {
 		return false
 	}
 	return true
-}
-
-// guardian refuses what IANA lists as special, and IPv6 outside of 2000::/3. The
-// address that is denied besides is a public one, which leads to the host of a
-// virtual machine at Azure.
-var guardian = ssrf.New(ssrf.WithDeniedV4Prefixes(netip.MustParsePrefix("168.63.129.16/32")))
-
-func public(a netip.Addr) bool { return guardian.SafeAddr(a.Unmap()) == nil }
-
-// control is called by a dialer before it connects to an address. The error of
-// guardian has the address, which the owner of the webhook is not to learn.
-func control(_, address string, _ syscall.RawConn) error {
-	to, err := netip.ParseAddrPort(address)
-	if err != nil || !public(to.Addr()) {
-		return errHost
-	}
-	return nil
 }

@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/egress"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/receive"
 )
@@ -94,7 +95,7 @@ func New(opts *Options) *Sender {
 	}
 
 	if !s.private {
-		s.dialer.Control = control
+		s.dialer.Control = egress.Control
 	}
 	if opts.TLS != nil {
 		s.tls = opts.TLS.Clone()

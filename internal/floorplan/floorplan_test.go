@@ -32,7 +32,7 @@ func deps(t *testing.T) (direct, all map[string][]string) {
 
 // owners maps a library to the only packages of the module that may import it.
 var owners = map[string][]string{
-	"code.dny.dev/ssrf":                {"/webhook"},
+	"code.dny.dev/ssrf":                {"/internal/egress"},
 	"go.etcd.io/bbolt":                 {"/store/boltstore"},
 	"golang.org/x/crypto/":             {"/internal/keyfile"},
 	"github.com/go-jose/":              {"/internal/credential", "/internal/payload"},
@@ -70,6 +70,7 @@ var neighbours = map[string][]string{
 	"/receive":              {"/card", "/internal/credential", "/internal/hiding", "/internal/signature"},
 	"/receive/endpoint":     {"/receive"},
 	"/internal/credential":  {},
+	"/internal/egress":      {"/internal/erase"},
 	"/internal/enum":        {},
 	"/internal/fault":       {},
 	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/network", "/store"},
@@ -90,7 +91,7 @@ var neighbours = map[string][]string{
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
-	"/webhook":              {"", "/internal/signature", "/internal/wire", "/receive"},
+	"/webhook":              {"", "/internal/egress", "/internal/signature", "/internal/wire", "/receive"},
 	"/webhook/webhooktest":  {"/internal/fault", "/receive", "/webhook"},
 }
 

@@ -1,0 +1,33 @@
+// Package egress makes connections out of a vault safe: it checks the address that a
+// connection is made to, and its connections keep nothing that was written to them.
+package egress
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+
+	"code.dny.dev/ssrf"
+)
+
+// ErrAddress is the error of [Control] for an address that is not public. It does not name
+// the address, which the caller that chose the host must not learn.
+var ErrAddress = errors.New("egress: host is not at a public address")
+
+// guardian refuses what IANA lists as special, and IPv6 outside of 2000::/3. The
+// address that is denied besides is a public one, which leads to the host of a
+// virtual machine at Azure.
+var guardian = ssrf.New(ssrf.WithDeniedV4Prefixes(netip.MustParsePrefix("168.63.129.16/32")))
+
+// Public reports whether an address is one of the public internet.
+func Public(a netip.Addr) bool { return guardian.SafeAddr(a.Unmap()) == nil }
+
+// Control is for [net.Dialer]: it refuses an address that is not public, after the name was
+// looked up and before the connection is made.
+func Control(_, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil || !Public(to.Addr()) {
+		return ErrAddress
+	}
+	return nil
+}
