@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/cardvault/cardvault/internal/egress"
+	"github.com/cardvault/cardvault/internal/discreet"
 )
 
 // A connectError reports that nothing was sent, and why. It quotes nothing of the request.
@@ -25,7 +25,7 @@ func (e *connectError) Unwrap() error { return e.cause }
 
 // guarded returns a connection from which http.Transport cannot leak: neither the request,
 // nor bytes behind an answer, which could be the request.
-func guarded(c net.Conn) net.Conn { return egress.Quiet(egress.Erasing(c)) }
+func guarded(c net.Conn) net.Conn { return discreet.Quiet(discreet.Erasing(c)) }
 
 // connect connects to a provider on a loopback host. After the call, the transport keeps
 // the connection for the next one.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/cardvault/cardvault/internal/discreet"
 	"github.com/cardvault/cardvault/internal/egress"
 )
 
@@ -19,7 +20,7 @@ func (s *Sender) connect(ctx context.Context, network, address string) (net.Conn
 	if err != nil {
 		return nil, egress.DialError(err)
 	}
-	return egress.Quiet(conn), nil
+	return discreet.Quiet(conn), nil
 }
 
 // connectTLS connects for https. TLS is made here because a quiet connection has to
@@ -29,7 +30,7 @@ func (s *Sender) connectTLS(ctx context.Context, network, address string) (net.C
 	defer cancel()
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, egress.Error("host cannot be reached")
+		return nil, egress.DialError(err)
 	}
 	conn, err := s.dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -42,7 +43,7 @@ func (s *Sender) connectTLS(ctx context.Context, network, address string) (net.C
 		_ = conn.Close() // nothing was sent that matters
 		return nil, egress.TLSError(err)
 	}
-	return egress.Quiet(secure), nil
+	return discreet.Quiet(secure), nil
 }
 
 // failure returns an error without the words of net/http, which quotes malformed answers.

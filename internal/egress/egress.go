@@ -1,5 +1,5 @@
-// Package egress makes connections out of a vault safe: it checks the address that a
-// connection is made to, and its connections keep nothing that was written to them.
+// Package egress checks the address that a connection out of a vault is made to, and gives
+// the reason for a missing connection or answer in words that quote nothing.
 package egress
 
 import (

@@ -70,7 +70,8 @@ var neighbours = map[string][]string{
 	"/receive":              {"/card", "/internal/credential", "/internal/hiding", "/internal/signature"},
 	"/receive/endpoint":     {"/receive"},
 	"/internal/credential":  {},
-	"/internal/egress":      {"/internal/erase"},
+	"/internal/discreet":    {"/internal/erase"},
+	"/internal/egress":      {},
 	"/internal/enum":        {},
 	"/internal/fault":       {},
 	"/internal/images":      {"/internal/ledger", "/internal/tlv", "/network", "/store"},
@@ -91,7 +92,7 @@ var neighbours = map[string][]string{
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
-	"/webhook":              {"", "/internal/egress", "/internal/signature", "/internal/wire", "/receive"},
+	"/webhook":              {"", "/internal/discreet", "/internal/egress", "/internal/signature", "/internal/wire", "/receive"},
 	"/webhook/webhooktest":  {"/internal/fault", "/receive", "/webhook"},
 }
 

@@ -1,4 +1,6 @@
-package egress
+// Package discreet wraps connections so that http.Transport, or another buffer above them,
+// leaks nothing of a request.
+package discreet
 
 import (
 	"bufio"
