@@ -23,24 +23,24 @@ import (
 	"github.com/google/uuid"
 )
 
-// What becomes of deliveries on any store is tested by vaultsuite.Run. Here is what
-// takes time, and what goes wrong in between.
+// vaultsuite.Run tests deliveries on any store. The tests here take time, or let something
+// fail in between.
 
-// A post is a Sender that remembers what it was to send, and answers what it is told
-// to. It fails the test if two deliveries of a token are sent to a URL at a time, or
-// more than eight of any.
+// A post is a Sender that records its deliveries, and answers as the test says. It fails the
+// test if two deliveries of a token are sent to a URL at the same time, or more than eight
+// deliveries of any tokens.
 type post struct {
 	t      testing.TB
 	mu     sync.Mutex
 	sent   []sending
 	busy   map[string]int
-	answer func(context.Context, *cardvault.Delivery) (int, error) // nil: 200
-	after  time.Duration                                           // Retry-After of what is no success, when it is answered
-	most   int                                                     // attempts that were under way for one URL
-	crowds bool                                                    // several processes are killed: they may send beside each other
+	answer func(context.Context, *cardvault.Delivery) (int, error) // nil answers 200
+	after  time.Duration                                           // Retry-After of each answer other than success
+	most   int                                                     // highest number of simultaneous attempts for one URL
+	crowds bool                                                    // several processes are killed, and may send at the same time
 }
 
-// A sending is one call of Send that is over.
+// A sending is one finished call of Send.
 type sending struct {
 	*cardvault.Delivery
 	at      time.Time
@@ -50,7 +50,7 @@ type sending struct {
 
 func (s sending) String() string { return fmt.Sprint(s.Event.Type, " ", s.Event.Reason) }
 
-// url is where what is sent is taken.
+// url is the address of the usual receiver.
 const url = "https://receiver.example/"
 
 func (p *post) Check(t *cardvault.Target) error {
@@ -66,10 +66,10 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 		secret.Expose(func(b []byte) { s.secrets = append(s.secrets, string(b)) })
 	}
 	if end, ok := ctx.Deadline(); !ok || time.Until(end) != 15*time.Second {
-		p.t.Errorf("the deadline of an attempt is in %v", time.Until(end))
+		p.t.Errorf("an attempt has its deadline in %v", time.Until(end))
 	}
 	if d.Event != nil && (d.Event.ID != d.ID || !d.Event.CreatedAt.Equal(d.CreatedAt)) {
-		p.t.Errorf("delivery %v of event %v", d.ID, d.Event.ID)
+		p.t.Errorf("delivery %v contains event %v", d.ID, d.Event.ID)
 	}
 	token := d.URL + d.ID.String()
 	if d.Event != nil {
@@ -84,7 +84,7 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 	p.busy[token]++
 	p.most = max(p.most, p.busy[d.URL])
 	if p.busy[token] > 1 && !p.crowds {
-		p.t.Errorf("two deliveries of a token are sent to %s at a time", d.URL)
+		p.t.Errorf("two deliveries of a token are sent to %s at the same time", d.URL)
 	}
 	p.mu.Unlock()
 	defer func() {
@@ -96,7 +96,7 @@ func (p *post) Send(ctx context.Context, d *cardvault.Delivery) (got *cardvault.
 	}()
 	s.code = 200
 	if answer != nil {
-		s.code = 0 // if it panics
+		s.code = 0 // in case of a panic
 		s.code, err = answer(ctx, d)
 	}
 	if err != nil {
@@ -117,31 +117,31 @@ func (p *post) set(answer func(context.Context, *cardvault.Delivery) (int, error
 	p.answer = answer
 }
 
-// says answers with a status.
+// says makes the post answer with a status.
 func (p *post) says(code int) {
 	p.set(func(context.Context, *cardvault.Delivery) (int, error) { return code, nil })
 }
 
-// tried returns the attempts to deliver to a URL, in the order of their ends.
+// tried returns the attempts to deliver to a URL, in the order in which they ended.
 func (p *post) tried(url string) []sending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(p.sent), func(s sending) bool { return s.URL != url })
 }
 
-// took returns what was delivered to a URL.
+// took returns the successful deliveries to a URL.
 func (p *post) took(url string) []sending {
 	return slices.DeleteFunc(p.tried(url), func(s sending) bool { return s.code/100 != 2 })
 }
 
-// forget forgets what was sent.
+// forget clears the record of deliveries.
 func (p *post) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sent, p.most = nil, 0
 }
 
-// has checks which events of a token were delivered to a URL, in their order.
+// has checks which events of a token were delivered to a URL, and their order.
 func (p *post) has(url string, token uuid.UUID, want ...string) {
 	p.t.Helper()
 	var got []string
@@ -155,8 +155,8 @@ func (p *post) has(url string, token uuid.UUID, want ...string) {
 	}
 }
 
-// inPost runs f in a lab with a post and a webhook that takes all events. Cards get no
-// network token.
+// inPost runs f in a lab with a post and a webhook for all events. Cards get no network
+// token.
 func inPost(t *testing.T, opts cardvault.Options, f func(l *lab, post *post, hook *cardvault.Webhook)) {
 	t.Helper()
 	post := &post{t: t}
@@ -167,7 +167,7 @@ func inPost(t *testing.T, opts cardvault.Options, f func(l *lab, post *post, hoo
 		post.mu.Lock()
 		defer post.mu.Unlock()
 		if post.most > 8 && !post.crowds {
-			t.Errorf("%d attempts to deliver at a time", post.most)
+			t.Errorf("%d simultaneous attempts to deliver", post.most)
 		}
 	})
 }
@@ -211,7 +211,7 @@ const (
 	lost      = cardvault.DeliveryFailed
 )
 
-// Numbers of kinds of records, as they are stored.
+// These are kinds of stored records.
 const (
 	kindWebhook   store.Kind = 20
 	kindQueue     store.Kind = 21
@@ -221,14 +221,14 @@ const (
 	kindSinkQueue store.Kind = 27
 )
 
-// A ledger is a store that knows what was put, and whose records can be damaged for a
+// A ledger is a store that knows which records were put. It can return damaged records for a
 // while.
 type ledger struct {
 	store.Store
 	mu   sync.Mutex
 	keys map[store.Kind]map[uuid.UUID]bool
-	bad  func(*store.Record) bool   // is damaged; nil: none is
-	part func(*store.Record) []byte // what of it; nil: what is shown
+	bad  func(*store.Record) bool   // reports whether a record is damaged; nil for none
+	part func(*store.Record) []byte // the part to damage; nil for the shown part
 }
 
 func (s *ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -241,14 +241,14 @@ func (s *ledger) Update(ctx context.Context, fn func(store.Tx) error) error {
 	})
 }
 
-// damage sets which records are damaged.
+// damage selects the damaged records.
 func (s *ledger) damage(bad func(*store.Record) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bad = bad
 }
 
-// read returns records as they are read.
+// read damages the selected records among those just read.
 func (s *ledger) read(records ...*store.Record) []*store.Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +258,7 @@ func (s *ledger) read(records ...*store.Record) []*store.Record {
 			if s.part != nil {
 				part = s.part(r)
 			}
-			if len(part) > 0 { // a list has no secret parts
+			if len(part) > 0 { // records of a list have no secret parts
 				part[len(part)-1] ^= 1
 			}
 		}
@@ -311,14 +311,14 @@ func (tx *ledgerTx) Put(r *store.Record) {
 
 func (tx *ledgerTx) Delete(kind store.Kind, id uuid.UUID) { tx.tx.Delete(kind, id) }
 
-// keepBooks has l know what is stored from now on.
+// keepBooks lets l know which records are stored from now on.
 func (l *lab) keepBooks() *ledger {
 	books := &ledger{Store: l.store.on(), keys: map[store.Kind]map[uuid.UUID]bool{}}
 	l.store.rests(books)
 	return books
 }
 
-// keepBooksWithout deletes a webhook, and what is left of it, and keeps books from then on.
+// keepBooksWithout deletes a webhook with all its records, and keeps books from then on.
 func (l *lab) keepBooksWithout(hook *cardvault.Webhook) *ledger {
 	l.Helper()
 	l.must(l.DeleteWebhook(l.Context(), hook.ID))
@@ -326,8 +326,8 @@ func (l *lab) keepBooksWithout(hook *cardvault.Webhook) *ledger {
 	return l.keepBooks()
 }
 
-// stored returns the records of a kind that are left of what was put since the books
-// were begun, by id.
+// stored returns the records of a kind that were put since the books were begun and still
+// exist, ordered by id.
 func (l *lab) stored(kind store.Kind) (all []*store.Record) {
 	l.Helper()
 	s := l.store.on().(*ledger)
@@ -349,8 +349,8 @@ func (l *lab) stored(kind store.Kind) (all []*store.Record) {
 	return all
 }
 
-// TestDeliveryRetries: ten attempts in three days, then the delivery has failed and can be
-// made anew.
+// TestDeliveryRetries: after ten attempts in three days the delivery has failed, and can be
+// redelivered.
 func TestDeliveryRetries(t *testing.T) {
 	h := time.Hour
 	for mode, want := range map[cardvault.Mode][]time.Duration{
@@ -375,13 +375,13 @@ func TestDeliveryRetries(t *testing.T) {
 				for _, s := range post.tried(url) {
 					calls = append(calls, call{at: s.at})
 					if s.ID != post.tried(url)[0].ID {
-						t.Error("the event has another id when it is sent again")
+						t.Error("the id of the event changes when it is sent again")
 					}
 				}
 				if len(calls) != 10 {
 					t.Fatalf("%d attempts, want 10", len(calls))
 				}
-				// A turn that is under way looks for more every ten milliseconds.
+				// A running turn looks for more events every ten milliseconds.
 				if pause := calls[1].at.Sub(calls[0].at); pause < want[0]*4/5 || pause > want[0]*6/5+15*time.Millisecond {
 					t.Errorf("the first pause is %v, want %v", pause, want[0])
 				}
@@ -391,9 +391,9 @@ func TestDeliveryRetries(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 				post.set(nil)
-				l.pass(2 * time.Hour) // the webhook has asked for a pause
+				l.pass(2 * time.Hour) // the pause that the webhook asked for
 				l.must2(l.Redeliver(l.Context(), d.EventID, nil))
-				want := *d // but for the schedule, the log tells what was
+				want := *d // a redelivery changes only the schedule in the log
 				want.Status = underWay
 				if again := *l.deliveries(hook)[0]; again != want {
 					t.Errorf("redelivered: %+v, want %+v", again, want)
@@ -404,15 +404,15 @@ func TestDeliveryRetries(t *testing.T) {
 					t.Errorf("%+v", again[0])
 				}
 				if post.took(url)[0].ID != d.EventID {
-					t.Error("the event has another id when it is redelivered")
+					t.Error("the id of the event changes when it is redelivered")
 				}
 			})
 		})
 	}
 }
 
-// inOrder checks that the events of each token were delivered to a URL in their order,
-// and returns how many were, and how many arrived again.
+// inOrder checks that the events of each token were delivered to a URL in order. It returns
+// the number of events delivered, and the number delivered again.
 func (p *post) inOrder(url string) (events, again int) {
 	p.t.Helper()
 	last := map[uuid.UUID]uint64{}
@@ -430,15 +430,15 @@ func (p *post) inOrder(url string) (events, again int) {
 		last[s.Event.TokenID] = s.Event.Sequence
 	}
 	if swapped > 0 {
-		p.t.Errorf("of %d events %d are out of order", len(seen), swapped)
+		p.t.Errorf("among %d events, %d are out of order", len(seen), swapped)
 	}
 	return len(seen), again
 }
 
 var errDown = errors.New("connection refused")
 
-// TestReceiverDown: of what happens while a receiver is down for six hours nothing is
-// lost, and all arrives in the order of each token.
+// TestReceiverDown: while a receiver is down for six hours, no event is lost. Afterwards the
+// events of each token arrive in order.
 func TestReceiverDown(t *testing.T) {
 	const hours = 6
 	tokens, events := 500, 10_000
@@ -456,9 +456,9 @@ func TestReceiverDown(t *testing.T) {
 				}
 				patch(l, ids[rand.IntN(tokens)], "a")
 			}
-			l.pass(time.Minute) // it does not come up between two events of a token
+			l.pass(time.Minute) // the receiver does not recover between two events of a token
 			if n := len(post.took(url)); n > 0 {
-				t.Errorf("%d events were taken by a receiver that is down", n)
+				t.Errorf("a receiver that is down accepted %d events", n)
 			}
 			t.Logf("%d attempts while the receiver was down", len(post.tried(url)))
 			post.set(nil)
@@ -470,7 +470,7 @@ func TestReceiverDown(t *testing.T) {
 		page, err := l.ListDeliveries(l.Context(), hook.ID, &cardvault.ListOptions{Limit: 500})
 		l.must(err)
 		if page.TotalItems != int64(events) || slices.ContainsFunc(page.Items, func(d *cardvault.DeliveryRecord) bool { return d.Status != delivered }) {
-			t.Errorf("%d deliveries in the log, want %d that are delivered", page.TotalItems, events)
+			t.Errorf("%d deliveries in the log, want %d, all of them delivered", page.TotalItems, events)
 		}
 		l.run(func() { l.pass(8 * 24 * time.Hour) })
 		if n := len(l.stored(kindDelivery)); n > 0 {
@@ -479,7 +479,8 @@ func TestReceiverDown(t *testing.T) {
 	})
 }
 
-// A mortal is a process on a store: when it is dead it can do nothing there any more.
+// A mortal is a process's view of a store. Once the process is dead, it can no longer use
+// the store.
 type mortal struct {
 	store.Store
 	dead atomic.Bool
@@ -499,7 +500,7 @@ func (s *mortal) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, fn)
 }
 
-// born starts a process that works on the store of l. What it returns kills it.
+// born starts a process on the store of l, and returns a function that kills it.
 func (l *lab) born() (kill func()) {
 	l.Helper()
 	s := &mortal{Store: l.store}
@@ -527,7 +528,7 @@ func (l *lab) born() (kill func()) {
 func TestKilledWhileSending(t *testing.T) {
 	const tokens, events, kills = 100, 4000, 200
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		var refused sync.Map // after three times an event would let later ones pass
+		var refused sync.Map // after three refusals an event would let later ones pass
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			<-time.After(rand.N(3 * time.Second))
 			if _, again := refused.LoadOrStore(d.ID, true); !again && rand.IntN(20) == 0 {
@@ -562,8 +563,8 @@ func TestKilledWhileSending(t *testing.T) {
 	})
 }
 
-// TestKilledFreesItsWork: what a killed process had claimed is sent again once its
-// lease is over, not before, under the same id.
+// TestKilledFreesItsWork: an event claimed by a killed process is sent again under the same
+// id, once the lease has ended and not before.
 func TestKilledFreesItsWork(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		id := l.imports(visa)
@@ -578,19 +579,20 @@ func TestKilledFreesItsWork(t *testing.T) {
 		kill := l.born()
 		<-taken
 		kill()
-		close(dead) // it has been taken, and nobody knows
+		close(dead) // the event was accepted, but not recorded
 		l.born()
 		l.pass(30 * time.Second)
 		post.has(url, id, createdEvent)
 		l.pass(40 * time.Second)
 		post.has(url, id, createdEvent, createdEvent, patchedEvent)
 		if sent := post.took(url); sent[0].ID != sent[1].ID || !sent[0].CreatedAt.Equal(sent[1].CreatedAt) {
-			t.Error("the event is another one when it is sent again")
+			t.Error("the event changes when it is sent again")
 		}
 	})
 }
 
-// TestOutcomeOfASettlementUnknown: what is not known to be stored is looked at again.
+// TestOutcomeOfASettlementUnknown: a delivery is processed again if storing its outcome may
+// have failed.
 func TestOutcomeOfASettlementUnknown(t *testing.T) {
 	for _, test := range []struct {
 		done  bool
@@ -616,9 +618,9 @@ func TestOutcomeOfASettlementUnknown(t *testing.T) {
 	}
 }
 
-// TestDeliveriesHeldBack: the events of a token wait for one that fails, until it has
-// failed three times; then it is tried again before each later one. Those of other
-// tokens do not wait, and waiting costs nothing.
+// TestDeliveriesHeldBack: the events of a token wait behind a failing one until it has
+// failed three times. Then it is retried before each later event. Events of other tokens do
+// not wait, and waiting costs no writes.
 func TestDeliveriesHeldBack(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		var writes atomic.Int64
@@ -654,12 +656,12 @@ func TestDeliveriesHeldBack(t *testing.T) {
 				t.Errorf("%d writes while nothing is due", n)
 			}
 			patch(l, held, "c")
-			l.pass(4 * time.Minute) // the third
+			l.pass(4 * time.Minute) // the third failure
 			post.has(url, held, patchedEvent, patchedEvent, patchedEvent)
 			sent := post.tried(url)
 			for i, s := range sent[len(sent)-3:] {
 				if s.Event.Token.BusinessKey != string("abc"[i]) {
-					t.Errorf("event %d is that of %q", i, s.Event.Token.BusinessKey)
+					t.Errorf("event %d has business key %q", i, s.Event.Token.BusinessKey)
 				}
 			}
 			if failure := sent[len(sent)-4]; failure.code != 500 || sent[len(sent)-1].at.Sub(failure.at) > time.Second {
@@ -674,7 +676,7 @@ func TestDeliveriesHeldBack(t *testing.T) {
 			post.has(url, held, slices.Repeat([]string{patchedEvent}, 4)...)
 			d := l.deliveries(hook)[0]
 			if n := created(); n != 4 || d.Attempts != 4 || !d.NextAttemptAt.Equal(due) {
-				t.Errorf("%d attempts, one before the later event: %+v; it was due at %v", n, d, due)
+				t.Errorf("%d attempts, want one before the later event: %+v; it was due at %v", n, d, due)
 			}
 			post.set(nil)
 			patch(l, held, "e")
@@ -691,8 +693,8 @@ func TestDeliveriesHeldBack(t *testing.T) {
 	})
 }
 
-// TestManyPoisonedEvents: events that a webhook never takes cost an attempt each, and
-// keep none of the good ones.
+// TestManyPoisonedEvents: an event that a webhook never accepts costs its own attempts, and
+// holds up no good event.
 func TestManyPoisonedEvents(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
@@ -727,8 +729,8 @@ func TestManyPoisonedEvents(t *testing.T) {
 	})
 }
 
-// TestEarlierOneBecomesDueMeanwhile: one that is attempted before a later one, and
-// becomes due in that moment, is sent once.
+// TestEarlierOneBecomesDueMeanwhile: an event retried before a later one, and due at that
+// moment, is sent only once.
 func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 	for what, meanwhile := range map[string]func(*lab, uuid.UUID){
 		"due":         func(*lab, uuid.UUID) {},
@@ -767,8 +769,7 @@ func TestEarlierOneBecomesDueMeanwhile(t *testing.T) {
 	}
 }
 
-// TestSlowReceivers: receivers that drip their answers hold back only what is for
-// them.
+// TestSlowReceivers: receivers that answer slowly delay only their own deliveries.
 func TestSlowReceivers(t *testing.T) {
 	const slow = "https://slow.example/"
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -815,8 +816,8 @@ func TestSlowReceivers(t *testing.T) {
 	})
 }
 
-// TestOneTokenHangs: a webhook that does not answer for one token gets the events of
-// the others, also those that come later.
+// TestOneTokenHangs: a webhook that hangs for one token still receives the events of other
+// tokens, including later ones.
 func TestOneTokenHangs(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		hung, slow := l.imports(visa), l.imports(visa)
@@ -831,9 +832,9 @@ func TestOneTokenHangs(t *testing.T) {
 		l.run(func() {
 			l.pass(time.Second)
 			post.forget()
-			for i := range 50 { // several turns
+			for i := range 50 { // for several turns
 				if i == 9 {
-					patch(l, slow, "a") // it hangs when the turn is over
+					patch(l, slow, "a") // hangs when the turn has ended
 				}
 				l.crowd(20, visa)
 				l.pass(1100 * time.Millisecond)
@@ -846,9 +847,9 @@ func TestOneTokenHangs(t *testing.T) {
 	})
 }
 
-// TestManyWebhooksHang: each has its turn, however much is to be sent to others.
+// TestManyWebhooksHang: each webhook has its turn, however many events wait for others.
 func TestManyWebhooksHang(t *testing.T) {
-	const hooks, cards = 260, 24 // more than are worked on at a time
+	const hooks, cards = 260, 24 // more than are handled at the same time
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) {
 			<-ctx.Done()
@@ -874,8 +875,8 @@ func TestManyWebhooksHang(t *testing.T) {
 	})
 }
 
-// TestEventsAreSentAtOnce: whether a webhook has nothing to do, has just had, or waits
-// for an answer.
+// TestEventsAreSentAtOnce: an event is sent at once if its webhook is idle, has just been
+// idle, or waits for an answer.
 func TestEventsAreSentAtOnce(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		soon := func(what string) {
@@ -904,8 +905,8 @@ func TestEventsAreSentAtOnce(t *testing.T) {
 	})
 }
 
-// TestManyEventsOfOneToken: more than are read at a time arrive in their order and
-// without a pause, while another token hangs.
+// TestManyEventsOfOneToken: more events than are read at once arrive in order and without a
+// pause, while another token hangs.
 func TestManyEventsOfOneToken(t *testing.T) {
 	const events = 1000
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -928,11 +929,11 @@ func TestManyEventsOfOneToken(t *testing.T) {
 	})
 }
 
-// TestEventStoredLate: an event is stored when the page to which it belongs was read
-// already, and the next one of its token comes with a later page. They arrive in their order.
+// TestEventStoredLate: an event is stored after the page that should contain it was read.
+// The next event of its token is on a later page. They arrive in order.
 func TestEventStoredLate(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		other := l.open()  // its next row key is earlier
+		other := l.open()  // a vault with an earlier next row key
 		l.crowd(130, visa) // more than a page
 		var once sync.Once
 		var id uuid.UUID
@@ -957,11 +958,11 @@ func TestEventStoredLate(t *testing.T) {
 	})
 }
 
-// TestWebhookAsksToBeLeftAlone: a webhook that asks for it is left alone, and the time it asks for
-// counts if it is longer than the pause.
+// TestWebhookAsksToBeLeftAlone: a webhook is left alone on request, for the requested time
+// if it exceeds the usual pause.
 func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 	for _, test := range []struct {
-		asks, pause time.Duration // pause of the whole webhook
+		asks, pause time.Duration // pause: for the whole webhook
 		first       time.Duration // until the second attempt
 	}{
 		{time.Minute, time.Minute, time.Minute},
@@ -984,7 +985,7 @@ func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 					l.crowd(200, visa)
 					l.pass(time.Until(began.Add(test.pause)) - time.Millisecond)
 					if n := len(post.tried(url)); n != 1 {
-						t.Errorf("%d attempts in the pause that the webhook has asked for", n-1)
+						t.Errorf("%d attempts during the pause that the webhook asked for", n-1)
 					}
 					l.pass(2 * time.Second)
 					want := 200
@@ -1006,8 +1007,8 @@ func TestWebhookAsksToBeLeftAlone(t *testing.T) {
 	}
 }
 
-// TestThrottled: a webhook that has too much, or is down behind a proxy, is left alone as
-// a whole, longer each time, until it takes something again.
+// TestThrottled: an overloaded webhook, or one down behind a proxy, is left alone as a
+// whole. The pauses grow until it accepts something again.
 func TestThrottled(t *testing.T) {
 	for _, code := range []int{429, 502, 503, 504} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
@@ -1020,26 +1021,26 @@ func TestThrottled(t *testing.T) {
 				rounds := func(most int) {
 					t.Helper()
 					if n := len(post.tried(url)); n <= 8*(most-1) || n > 8*most {
-						t.Errorf("%d attempts, want %d at most, eight at a time", n, 8*most)
+						t.Errorf("%d attempts, want at most %d in groups of eight", n, 8*most)
 					}
 				}
 				l.run(func() {
 					l.pass(3 * time.Second)
 					rounds(1)
-					l.pass(4 * time.Second) // 5 s
+					l.pass(4 * time.Second) // includes the pause of 5 s
 					rounds(2)
 					l.pass(3 * time.Minute)
 					rounds(2)
-					l.pass(4 * time.Minute) // 5 min
+					l.pass(4 * time.Minute) // includes the pause of 5 min
 					rounds(3)
 					l.pass(15 * time.Minute)
 					rounds(3)
-					l.pass(25 * time.Minute) // 30 min
+					l.pass(25 * time.Minute) // includes the pause of 30 min
 					rounds(4)
 					post.set(nil)
 					l.pass(40 * time.Minute)
 					if n := len(post.took(url)); n < 450 {
-						t.Errorf("%d events have arrived, want all but those that were attempted", n)
+						t.Errorf("%d events have arrived, want all except those attempted", n)
 					}
 					l.pass(10 * time.Hour)
 					if n, again := post.inOrder(url); n != 500 || again != 0 {
@@ -1060,8 +1061,8 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// TestThrottledEventHoldsBack: an event that was sent to a webhook which wanted to be left
-// alone has not failed for that, and later ones wait for it.
+// TestThrottledEventHoldsBack: an event sent to a webhook that asked for a pause has not
+// failed by that. Later events wait for it.
 func TestThrottledEventHoldsBack(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.says(503)
@@ -1080,14 +1081,14 @@ func TestThrottledEventHoldsBack(t *testing.T) {
 			patch(l, id, "a")
 			l.pass(8 * time.Hour) // two more attempts
 			post.has(url, id)
-			l.pass(16 * time.Hour) // the third
+			l.pass(16 * time.Hour) // the third attempt
 			post.has(url, id, patchedEvent)
 		})
 	})
 }
 
-// TestLongestPauseCounts: of what a webhook asks for in several answers, in whatever
-// order they come.
+// TestLongestPauseCounts: when several answers ask for pauses, the longest one is observed,
+// in whatever order they arrive.
 func TestLongestPauseCounts(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		var n atomic.Int64
@@ -1096,7 +1097,7 @@ func TestLongestPauseCounts(t *testing.T) {
 			<-time.After(time.Duration(i) * time.Second)
 			post.mu.Lock()
 			defer post.mu.Unlock()
-			post.after = 2 * time.Second // until the next comes back
+			post.after = 2 * time.Second // until the next answer
 			if i == 3 {
 				post.after = 30 * time.Minute
 			}
@@ -1106,7 +1107,7 @@ func TestLongestPauseCounts(t *testing.T) {
 		l.run(func() {
 			l.pass(25 * time.Minute)
 			if n := len(post.tried(url)); n != 8 {
-				t.Errorf("%d attempts, want those that were under way", n)
+				t.Errorf("%d attempts, want only those in progress", n)
 			}
 			l.pass(10 * time.Minute)
 			if n := len(post.tried(url)); n <= 8 {
@@ -1116,8 +1117,8 @@ func TestLongestPauseCounts(t *testing.T) {
 	})
 }
 
-// TestPauseEnds: a webhook that has asked to be left alone is not any more when it has
-// another URL, or is enabled again.
+// TestPauseEnds: a requested pause ends when the webhook has another URL, or is enabled
+// again.
 func TestPauseEnds(t *testing.T) {
 	const moved = "https://moved.example/"
 	update := func(updates ...cardvault.WebhookUpdate) func(*lab, *cardvault.Webhook) {
@@ -1132,7 +1133,7 @@ func TestPauseEnds(t *testing.T) {
 		what   string
 		change func(*lab, *cardvault.Webhook)
 		to     string
-		during bool // the attempt
+		during bool // during the attempt
 		want   []string
 	}{
 		{"a new URL", update(cardvault.WebhookUpdate{URL: new(moved)}), moved, false, []string{createdEvent, patchedEvent}},
@@ -1160,7 +1161,7 @@ func TestPauseEnds(t *testing.T) {
 					l.pass(2 * time.Second)
 					if !test.during {
 						if n := len(post.tried(url)); n != 1 {
-							t.Errorf("%d attempts in the pause", n-1)
+							t.Errorf("%d attempts during the pause", n-1)
 						}
 						test.change(l, hook)
 						l.pass(2 * time.Second)
@@ -1175,7 +1176,7 @@ func TestPauseEnds(t *testing.T) {
 	}
 }
 
-// TestWebhookAnswers: what is a success and what a failure.
+// TestWebhookAnswers: answers that mean success, and answers that mean failure.
 func TestWebhookAnswers(t *testing.T) {
 	for code, want := range map[int]cardvault.DeliveryStatus{
 		200: delivered, 202: delivered, 204: delivered, 299: delivered,
@@ -1205,7 +1206,7 @@ func TestWebhookAnswers(t *testing.T) {
 			l.statuses(hook, underWay)
 			vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
 			if !strings.Contains(l.log.text(), "panicked") {
-				t.Error("a panic is not in the log")
+				t.Error("a panic is not logged")
 			}
 		})
 	})
@@ -1222,8 +1223,8 @@ func TestWebhookAnswers(t *testing.T) {
 	})
 }
 
-// TestDeliveriesOfADeletion: the event of a deletion comes last and at once, and what
-// has not begun by then is not sent any more.
+// TestDeliveriesOfADeletion: the deletion event comes last and at once. Events not begun by
+// then are not sent.
 func TestDeliveriesOfADeletion(t *testing.T) {
 	remove := map[string]func(*lab, uuid.UUID){
 		deletedEvent: func(l *lab, id uuid.UUID) { l.must(l.Vault.Delete(l.Context(), id)) },
@@ -1248,14 +1249,14 @@ func TestDeliveriesOfADeletion(t *testing.T) {
 				l.statuses(hook, delivered, delivered)
 			})
 		})
-		t.Run(what+", while one is to be sent again", func(t *testing.T) {
+		t.Run(what+", while one waits for a retry", func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				post.says(500)
 				l.run(func() {
 					id := dying(l, 60)
 					patch(l, id, "a")
 					patch(l, id, "b")
-					l.pass(30 * time.Second) // the next attempt is in minutes
+					l.pass(30 * time.Second) // the next attempt is minutes away
 					post.set(nil)
 					remove(l, id)
 					l.pass(time.Second)
@@ -1299,8 +1300,8 @@ func TestDeliveriesOfADeletion(t *testing.T) {
 	})
 }
 
-// TestDeliveriesOfSeveralProcesses: of those that work on one store, one sends an
-// event, however long the webhook takes, and in their order.
+// TestDeliveriesOfSeveralProcesses: of several processes on one store, only one sends each
+// event, however long the webhook takes. The order is kept.
 func TestDeliveriesOfSeveralProcesses(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
@@ -1325,12 +1326,12 @@ func TestDeliveriesOfSeveralProcesses(t *testing.T) {
 			t.Errorf("%d events have arrived, want 90; %d of them again", n, again)
 		}
 		if post.most != 8 {
-			t.Errorf("%d attempts at a time, want 8", post.most)
+			t.Errorf("%d simultaneous attempts, want 8", post.most)
 		}
 	})
 }
 
-// TestNoMoreSeals: what cannot be sealed stays as it is until it can be.
+// TestNoMoreSeals: records that cannot be sealed stay unchanged until sealing works again.
 func TestNoMoreSeals(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		var ids []uuid.UUID
@@ -1340,7 +1341,7 @@ func TestNoMoreSeals(t *testing.T) {
 		}
 		l.drain()
 		post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 429, nil })
-		post.after = time.Hour // so that the queue is due
+		post.after = time.Hour // gives the queue a due time
 		ids = append(ids, l.imports(visa))
 		l.drain()
 		post.set(nil)
@@ -1350,7 +1351,7 @@ func TestNoMoreSeals(t *testing.T) {
 		l.ExhaustSeals()
 		l.store.set(nil, false)
 		if err := l.Drain(l.Context()); err == nil {
-			t.Error("Drain did what cannot be sealed")
+			t.Error("Drain succeeds without a seal")
 		}
 		l.run(func() { l.pass(10 * time.Hour) })
 		for _, id := range ids {
@@ -1359,10 +1360,10 @@ func TestNoMoreSeals(t *testing.T) {
 	})
 }
 
-// A slow store answers views late, when it is told to: those that late chooses.
+// A slow store delays the views that late selects.
 type slow struct {
 	store.Store
-	late func(list *store.Query) time.Duration // list is what was listed, or nil
+	late func(list *store.Query) time.Duration // list is the query listed, or nil
 }
 
 func (s *slow) View(ctx context.Context, fn func(store.ReadTx) error) error {
@@ -1387,8 +1388,8 @@ func (tx *slowTx) List(q *store.Query) (*store.List, error) {
 	return tx.ReadTx.List(q)
 }
 
-// TestStoreStallsBeforeAnAttempt: an attempt that could only begin after the lease does
-// not: another process has sent everything by then.
+// TestStoreStallsBeforeAnAttempt: an attempt that could only begin after the lease does not
+// begin. Another process has sent everything by then.
 func TestStoreStallsBeforeAnAttempt(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		var mu sync.Mutex
@@ -1424,17 +1425,17 @@ func TestStoreStallsBeforeAnAttempt(t *testing.T) {
 		sent := post.tried(url)
 		for _, s := range sent {
 			if s.at.Sub(sent[0].at) > 75*time.Second {
-				t.Errorf("an attempt begins %v after the first, when the lease was over", s.at.Sub(sent[0].at))
+				t.Errorf("an attempt begins %v after the first, when the lease had ended", s.at.Sub(sent[0].at))
 			}
 		}
 	})
 }
 
-// TestTurnEndsWithItsLease: a turn that cannot be renewed begins nothing that might end
-// after it.
+// TestTurnEndsWithItsLease: a turn that cannot be renewed begins no attempt that might end
+// after its lease.
 func TestTurnEndsWithItsLease(t *testing.T) {
 	const events = 100
-	const last = 67500*time.Millisecond - 15*time.Second // the lease, less what an attempt takes
+	const last = 67500*time.Millisecond - 15*time.Second // the lease, minus the longest attempt
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		id := l.imports(visa)
 		for range events - 1 {
@@ -1449,7 +1450,7 @@ func TestTurnEndsWithItsLease(t *testing.T) {
 			if list == nil || list.Kind != kindDelivery || list.Limit != 128 || lists.Add(1) != 2 {
 				return 0
 			}
-			return 3 * time.Minute // the turn does not come to its renewal
+			return 3 * time.Minute // keeps the turn from being renewed
 		}})
 		ctx, stop := context.WithCancel(l.Context())
 		var running sync.WaitGroup
@@ -1464,7 +1465,7 @@ func TestTurnEndsWithItsLease(t *testing.T) {
 			case at <= last:
 				early++
 			case at < last+15*time.Second:
-				t.Errorf("an attempt begins after %v: it might end after the lease", at)
+				t.Errorf("an attempt begins after %v, and might end after the lease", at)
 			}
 		}
 		if early < 50 {
@@ -1476,8 +1477,8 @@ func TestTurnEndsWithItsLease(t *testing.T) {
 	})
 }
 
-// TestTurnThatCannotBegin: a store that fails once as a turn begins costs seconds, not
-// its lease.
+// TestTurnThatCannotBegin: a single failure of the store at the start of a turn costs
+// seconds, not the length of a lease.
 func TestTurnThatCannotBegin(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		id := l.imports(visa)
@@ -1492,7 +1493,7 @@ func TestTurnThatCannotBegin(t *testing.T) {
 	})
 }
 
-// failsOnce is a store whose first Get of a kind fails.
+// A failsOnce store fails the first Get of a kind.
 type failsOnce struct {
 	store.Store
 	kind store.Kind
@@ -1515,7 +1516,7 @@ func (tx *failsOnceTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error)
 	return tx.ReadTx.Get(kind, id)
 }
 
-// A late store has something happen after its n-th View from now on.
+// A late store calls then after its n-th View.
 type late struct {
 	store.Store
 	n    atomic.Int64
@@ -1536,8 +1537,8 @@ func (s *late) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return err
 }
 
-// TestLastEventIsTheLast: whatever happens to a token while something else of it is
-// prepared, in another process whose clock is behind, the last event tells how it is.
+// TestLastEventIsTheLast: the last event shows the token's final state. This holds whatever
+// happens to the token while another change is prepared, in a process whose clock is behind.
 func TestLastEventIsTheLast(t *testing.T) {
 	told := func(t *testing.T, post *post, id uuid.UUID, want ...string) {
 		t.Helper()
@@ -1558,7 +1559,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			got = append(got, key)
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("told of %q, want %q", got, want)
+			t.Errorf("delivered states %q, want %q", got, want)
 		}
 	}
 	refresh := func(l *lab, by, then *cardvault.Vault, id uuid.UUID) {
@@ -1569,7 +1570,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 	}
 	t.Run("two processes", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-			other := l.open() // its next row key is earlier
+			other := l.open() // a vault with an earlier next row key
 			id := l.imports(visa)
 			patch(l, id, "a")
 			patch(l, id, "b")
@@ -1627,9 +1628,9 @@ func TestLastEventIsTheLast(t *testing.T) {
 	}
 }
 
-// TestStatesTold: every event tells its token as it was then, also when it is delivered
-// late, or again; and what deliveries alone tell is gone with the last of them, or with
-// the token.
+// TestStatesTold: every event shows its token as it was then, even when delivered late or
+// again. States that only deliveries need are deleted with the last of them, or with the
+// token.
 func TestStatesTold(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.keepBooks()
@@ -1659,7 +1660,7 @@ func TestStatesTold(t *testing.T) {
 				l.must2(l.Redeliver(l.Context(), event, nil))
 				l.drain()
 				if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != key {
-					t.Errorf("%s %q is told as %v", when, key, got)
+					t.Errorf("%s, %q is delivered as %v", when, key, got)
 				}
 			}
 		}
@@ -1670,7 +1671,7 @@ func TestStatesTold(t *testing.T) {
 			}
 		}
 		if len(events) != 4 {
-			t.Errorf("told of %v", events)
+			t.Errorf("delivered events %v", events)
 		}
 		told("at once")
 		kept("at once", 4)
@@ -1679,14 +1680,14 @@ func TestStatesTold(t *testing.T) {
 		told("in time")
 		l.run(func() { l.pass(6 * day) })
 		told("after a second week has begun")
-		kept("after a second week has begun", 3) // nobody has asked for theirs
+		kept("after a second week has begun", 3) // one was not requested in time
 		l.must(l.Vault.Delete(l.Context(), id))
 		kept("when the token is deleted", 0)
 
 		patch(l, other, "again")
 		patch(l, other, "once more")
 		l.drain()
-		kept("of the other token", 1) // what it was first is long out of the log
+		kept("for the other token", 1) // its first state has left the log long ago
 		l.run(func() { l.pass(15 * day) })
 		kept("in the end", 0)
 		patch(l, other, "end")
@@ -1697,8 +1698,8 @@ func TestStatesTold(t *testing.T) {
 	})
 }
 
-// TestStateOfATokenThatChangesUnheard: an event tells what it did, though nothing was told
-// of what came after.
+// TestStateOfATokenThatChangesUnheard: a redelivered event shows its original state, even if
+// a later change was not delivered.
 func TestStateOfATokenThatChangesUnheard(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		id := l.imports(visa)
@@ -1716,13 +1717,13 @@ func TestStateOfATokenThatChangesUnheard(t *testing.T) {
 		l.must2(l.Redeliver(l.Context(), event, nil))
 		l.drain()
 		if got := post.took(url); len(got) != 1 || got[0].Event.Token.BusinessKey != "a" {
-			t.Errorf("told as %v", got)
+			t.Errorf("delivered as %v", got)
 		}
 	})
 }
 
-// TestStatesNobodyTells: what no delivery tells any more is not kept, and one that cannot
-// be looked after keeps no other.
+// TestStatesNobodyTells: a state that no delivery needs is not kept. A state that cannot be
+// checked does not keep others from being deleted.
 func TestStatesNobodyTells(t *testing.T) {
 	kept := func(l *lab, when string, want int) {
 		l.Helper()
@@ -1743,7 +1744,7 @@ func TestStatesNobodyTells(t *testing.T) {
 		weeks(2)
 		patch(l, id, "a")
 		l.drain()
-		kept(l, "of what has left the log", 0)
+		kept(l, "for events outside the log", 0)
 		patch(l, other, "b")
 		patch(l, other, "c")
 		state := *l.stored(kindPast)[1]
@@ -1756,7 +1757,7 @@ func TestStatesNobodyTells(t *testing.T) {
 				l.Fatal(err)
 			}
 		}
-		kept(l, "besides one of an account that there is not", 1)
+		kept(l, "besides one of an unknown account", 1)
 		l.must(l.store.Update(l.Context(), func(tx store.Tx) error { tx.Delete(kindPast, state.ID); return nil }))
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
 		patch(l, id, "d")
@@ -1764,14 +1765,14 @@ func TestStatesNobodyTells(t *testing.T) {
 	})
 }
 
-// TestStateIsThereAlready: whoever puts back a token as it was may leave a state of it.
+// TestStateIsThereAlready: restoring an old token record may leave a state of it.
 func TestStateIsThereAlready(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.keepBooks()
 		id := l.imports(visa)
 		d := l.stored(kindDelivery)[0]
 		queue := d.Parent
-		queue[15] ^= 1 // the webhook
+		queue[15] ^= 1 // now the id of the webhook
 		l.must(l.store.Update(l.Context(), func(tx store.Tx) error {
 			tx.Put(&store.Record{Kind: kindPast, ID: rowkey.Beside(d.ID, queue), Account: d.Account, Version: 1})
 			return nil
@@ -1780,13 +1781,13 @@ func TestStateIsThereAlready(t *testing.T) {
 		patch(l, id, "b")
 		l.drain()
 		if got := post.took(url); len(got) != 2 || got[1].Event.Token.BusinessKey != "b" {
-			t.Errorf("told as %v", got)
+			t.Errorf("delivered as %v", got)
 		}
 	})
 }
 
-// TestRunEndsWhileSending: Run waits for what is under way, and begins nothing more.
-// Whoever runs next goes on at once.
+// TestRunEndsWhileSending: Run waits for running attempts, and starts no new ones. The next
+// Run continues at once.
 func TestRunEndsWhileSending(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
@@ -1812,7 +1813,8 @@ func TestRunEndsWhileSending(t *testing.T) {
 	})
 }
 
-// TestSinkAndWebhooks: both get every event, and neither waits for the other.
+// TestSinkAndWebhooks: sink and webhooks receive every event, and neither waits for the
+// other.
 func TestSinkAndWebhooks(t *testing.T) {
 	for what, refuse := range map[string]func(context.Context) error{
 		"fails": func(context.Context) error { return errDeaf },
@@ -1855,9 +1857,9 @@ func TestSinkAndWebhooks(t *testing.T) {
 	}
 }
 
-// TestRedeliver: what of a webhook's can be delivered once more.
+// TestRedeliver: the deliveries of a webhook that can be sent once more.
 func TestRedeliver(t *testing.T) {
-	t.Run("what was delivered, in any order", func(t *testing.T) {
+	t.Run("delivered events, in any order", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			id := l.imports(visa)
 			patch(l, id, "a")
@@ -1865,7 +1867,7 @@ func TestRedeliver(t *testing.T) {
 			first := post.took(url)[0].ID
 			l.must2(l.Redeliver(l.Context(), first, nil))
 			l.statuses(hook, underWay, delivered)
-			l.must2(l.Redeliver(l.Context(), first, nil)) // it is on its way
+			l.must2(l.Redeliver(l.Context(), first, nil)) // has no effect, since it is on its way
 			l.drain()
 			post.has(url, id, createdEvent, patchedEvent, createdEvent)
 			l.statuses(hook, delivered, delivered)
@@ -1887,7 +1889,7 @@ func TestRedeliver(t *testing.T) {
 			l.must(l.Vault.Delete(l.Context(), id))
 			_, err := l.Redeliver(l.Context(), event, &cardvault.CallOptions{IdempotencyKey: "again"})
 			if !errors.Is(err, cardvault.ErrNotFound) {
-				t.Errorf("Redeliver = %v when the token is gone", err)
+				t.Errorf("Redeliver = %v after the token was deleted", err)
 			}
 		})
 	})
@@ -1908,7 +1910,7 @@ func TestRedeliver(t *testing.T) {
 			post.has(url, id, createdEvent, deletedEvent, deletedEvent)
 		})
 	})
-	t.Run("what is on its way", func(t *testing.T) {
+	t.Run("an event on its way", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 				l.try(errorOf(l.Redeliver(l.Context(), d.ID, nil)))
@@ -1920,7 +1922,7 @@ func TestRedeliver(t *testing.T) {
 			post.has(url, id, createdEvent)
 		})
 	})
-	t.Run("what holds back others", func(t *testing.T) {
+	t.Run("an event that holds back others", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.says(500)
 			id := l.imports(visa)
@@ -1929,7 +1931,7 @@ func TestRedeliver(t *testing.T) {
 			l.run(func() {
 				l.pass(time.Second)
 				d := l.deliveries(hook)
-				l.must2(l.Redeliver(l.Context(), d[1].EventID, nil)) // it waits for the first
+				l.must2(l.Redeliver(l.Context(), d[1].EventID, nil)) // waits for the first event
 				post.set(nil)
 				l.must2(l.Redeliver(l.Context(), d[0].EventID, nil))
 				l.pass(100 * time.Millisecond)
@@ -1939,7 +1941,7 @@ func TestRedeliver(t *testing.T) {
 			})
 		})
 	})
-	t.Run("to those that take it", func(t *testing.T) {
+	t.Run("only to webhooks for the event", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			const late, other, off = "https://late.example/", "https://other.example/", "https://off.example/"
 			id := l.imports(visa)
@@ -1957,7 +1959,7 @@ func TestRedeliver(t *testing.T) {
 			post.has(off, id)
 		})
 	})
-	t.Run("to nobody", func(t *testing.T) {
+	t.Run("to no webhook", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			post.says(410)
 			id := l.imports(visa)
@@ -1973,15 +1975,15 @@ func TestRedeliver(t *testing.T) {
 					t.Errorf("Redeliver = %v", err)
 				}
 			}
-			// Another process enables it: what this one knows is old.
+			// Another process enables the webhook, which this process does not know yet.
 			_, err := l.open().UpdateWebhook(l.Context(), hook.ID, cardvault.WebhookUpdate{Disabled: new(false)})
 			l.must(err)
-			l.must(again()) // it has no answer yet
+			l.must(again()) // possible, since no answer is stored yet
 			l.drain()
 			post.has(url, id, createdEvent)
 		})
 	})
-	t.Run("what is not there", func(t *testing.T) {
+	t.Run("unknown events", func(t *testing.T) {
 		inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 			id := l.imports(visa)
 			l.drain()
@@ -2004,7 +2006,7 @@ func TestRedeliver(t *testing.T) {
 			last := post.took(url)[1].ID
 			l.must2(l.Redeliver(l.Context(), last, nil))
 			l.pass(8 * 24 * time.Hour)
-			l.drain() // nobody was there all the time: it is kept until it has arrived
+			l.drain() // without a running vault until now, it is kept until it has arrived
 			l.pass(8 * 24 * time.Hour)
 			l.drain()
 			gone("an event of last week", errorOf(l.Redeliver(l.Context(), last, nil)))
@@ -2013,8 +2015,8 @@ func TestRedeliver(t *testing.T) {
 	})
 }
 
-// TestRegisteredMeanwhile: what is stored after a webhook was registered is told, also
-// if it was begun before.
+// TestRegisteredMeanwhile: changes stored after the registration of a webhook are delivered,
+// even if they began before.
 func TestRegisteredMeanwhile(t *testing.T) {
 	var session, refresh cardvault.SessionID
 	for what, change := range map[string]func(l *lab, id uuid.UUID){
@@ -2056,7 +2058,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 				}
 				l.net.ineligible = nil
 				once := true
-				l.store.hook(func() error { // it has looked, and not stored yet
+				l.store.hook(func() error { // the change has read the webhooks, and stored nothing yet
 					if once {
 						once = false
 						l.hook(url)
@@ -2077,7 +2079,7 @@ func TestRegisteredMeanwhile(t *testing.T) {
 	}
 }
 
-// TestNobodyListens: nothing is stored of what no webhook takes.
+// TestNobodyListens: no delivery is stored for an event without a webhook.
 func TestNobodyListens(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.keepBooksWithout(hook)
@@ -2105,15 +2107,15 @@ func TestNobodyListens(t *testing.T) {
 	})
 }
 
-// TestDamagedDeliveries: what somebody has changed is not sent, and keeps nothing of
-// other tokens and webhooks. When it is put back, nothing is missing.
+// TestDamagedDeliveries: edited records are not sent, and do not affect other tokens and
+// webhooks. Once they are restored, nothing is missing.
 func TestDamagedDeliveries(t *testing.T) {
-	const other, cards = "https://other.example/", 150 // more than are read at a time
+	const other, cards = "https://other.example/", 150 // more than are read at once
 	for _, test := range []struct {
 		what   string
 		kind   store.Kind
-		class  int // -1: any
-		lacks  int // events at either webhook, while it is damaged
+		class  int // -1 for any
+		lacks  int // events missing at either webhook during the damage
 		lacks2 int
 	}{
 		{"a delivery", kindDelivery, 1, 1, 0},
@@ -2124,7 +2126,7 @@ func TestDamagedDeliveries(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 				l.hook(other)
 				books := l.keepBooks()
-				var victim uuid.UUID // the first that is met
+				var victim uuid.UUID // the first match
 				books.damage(func(r *store.Record) bool {
 					if r.Kind != test.kind || test.class >= 0 && int(r.Class) != test.class {
 						return false
@@ -2148,7 +2150,7 @@ func TestDamagedDeliveries(t *testing.T) {
 						t.Errorf("the other lacks %d events, want %d", lacks, test.lacks2)
 					}
 					if victim == uuid.Nil || test.lacks > 0 && !strings.Contains(l.log.text(), "level=ERROR") {
-						t.Error("nothing was damaged, or not a word of it is in the log")
+						t.Error("nothing was damaged, or the log does not mention it")
 					}
 					books.damage(nil)
 					l.pass(5 * time.Minute)
@@ -2157,7 +2159,7 @@ func TestDamagedDeliveries(t *testing.T) {
 				})
 				for _, url := range []string{url, other} {
 					if n, again := post.inOrder(url); n != cards+1 || again != 0 {
-						t.Errorf("%d events have arrived when it is put back, %d of them again, want %d", n, again, cards+1)
+						t.Errorf("%d events have arrived after the repair, %d of them again, want %d", n, again, cards+1)
 					}
 				}
 			})
@@ -2165,7 +2167,8 @@ func TestDamagedDeliveries(t *testing.T) {
 	}
 }
 
-// TestDamagedWebhookTakesSomeEvents: when it is put back it gets those only.
+// TestDamagedWebhookTakesSomeEvents: once its record is restored, the webhook receives only
+// the events it asked for.
 func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		const some = "https://some.example/"
@@ -2186,26 +2189,26 @@ func TestDamagedWebhookTakesSomeEvents(t *testing.T) {
 	})
 }
 
-// TestDamagedDeliveriesAreSetAside: what cannot be read holds back nothing of its token,
-// and is named by the error of the list. A delivery is whole again when its event is delivered once
-// more, and what it tells when it is put back.
+// TestDamagedDeliveriesAreSetAside: an unreadable delivery holds back no other event of its
+// token, and the list's error names it. It is repaired when its event is delivered once
+// more. An unreadable state is usable again once it is restored.
 func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 	const other = "https://other.example/"
 	secret := func(r *store.Record) []byte { return r.Secret }
 	for _, test := range []struct {
 		what   string
-		victim int                        // 0: one that has failed; 1: one that waits for it
-		part   func(*store.Record) []byte // nil: what is shown
-		more   bool                       // something else happens to the token
-		want   []string                   // business keys that are told while it is damaged
+		victim int                        // 0 for a failed delivery, 1 for one waiting behind it
+		part   func(*store.Record) []byte // nil for the shown part
+		more   bool                       // whether the token changes again
+		want   []string                   // business keys delivered during the damage
 	}{
-		{"one that has failed", 0, nil, false, []string{"a", "b"}},
-		{"one that has failed, and more happens", 0, nil, true, []string{"a", "b", "c"}},
-		{"what one tells that has failed", 0, secret, false, []string{"a", "b"}},
-		{"what one tells that has failed, and more happens", 0, secret, true, []string{"a", "b", "c"}},
-		{"one that waits", 1, nil, false, []string{"", "b"}},
-		{"one that waits, and more happens", 1, nil, true, []string{"", "b", "c"}},
-		{"what one tells that waits", 1, secret, false, []string{"", "b"}},
+		{"a failed one", 0, nil, false, []string{"a", "b"}},
+		{"a failed one, and another change", 0, nil, true, []string{"a", "b", "c"}},
+		{"the state of a failed one", 0, secret, false, []string{"a", "b"}},
+		{"the state of a failed one, and another change", 0, secret, true, []string{"a", "b", "c"}},
+		{"a waiting one", 1, nil, false, []string{"", "b"}},
+		{"a waiting one, and another change", 1, nil, true, []string{"", "b", "c"}},
+		{"the state of a waiting one", 1, secret, false, []string{"", "b"}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -2216,11 +2219,11 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 						got = append(got, s.Event.Token.BusinessKey)
 					}
 					if !slices.Equal(got, want) {
-						t.Errorf("told of %q, want %q", got, want)
+						t.Errorf("delivered states %q, want %q", got, want)
 					}
 				}
 				books := l.keepBooks()
-				l.hook(other) // where the events are whole
+				l.hook(other) // a receiver with undamaged events
 				post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 					if d.URL == url {
 						return 500, nil
@@ -2253,7 +2256,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 					if test.more {
 						patch(l, id, "c")
 						l.pass(100 * time.Millisecond)
-						if test.victim == 0 && test.part == nil { // not even until it is due
+						if test.victim == 0 && test.part == nil { // does not wait for the due time either
 							told(url, test.want...)
 						}
 					}
@@ -2261,7 +2264,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 				})
 				told(url, test.want...)
 				if log := l.log.text(); strings.Count(log, "deliveries to a webhook cannot be read") == 0 && !strings.Contains(log, "damaged") {
-					t.Errorf("not a word of it is in the log:\n%s", log)
+					t.Errorf("the log does not mention it:\n%s", log)
 				}
 				if test.part == nil {
 					page, err := l.ListDeliveries(l.Context(), hook.ID, nil)
@@ -2285,7 +2288,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 	}
 }
 
-// TestQueueIsMissing: it is made anew while its webhook is there.
+// TestQueueIsMissing: a missing queue is made again while its webhook exists.
 func TestQueueIsMissing(t *testing.T) {
 	for what, lose := range map[string]func(l *lab, lost func()){
 		"before":    func(_ *lab, lost func()) { lost() },
@@ -2312,7 +2315,7 @@ func TestQueueIsMissing(t *testing.T) {
 	}
 }
 
-// A reckoner knows how many records an Update has listed at most.
+// A reckoner records the highest number of records listed by an Update.
 type reckoner struct {
 	store.Store
 	most int
@@ -2337,8 +2340,8 @@ func (s *reckoner) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(reckoningTx{tx, s}) })
 }
 
-// However many deliveries somebody has damaged, no transaction goes through them all, and
-// the others arrive.
+// TestManyDamagedDeliveries: however many deliveries are damaged, no transaction goes
+// through all of them. Other deliveries arrive.
 func TestManyDamagedDeliveries(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		const n = 3000
@@ -2372,8 +2375,8 @@ func TestManyDamagedDeliveries(t *testing.T) {
 	})
 }
 
-// TestQueueOfAnotherAccount: the row of a queue is changed to name another account. It is made
-// anew, and the webhook hears what comes next.
+// TestQueueOfAnotherAccount: the row of a queue is edited to name another account. The queue
+// is made again, and the webhook receives the next event.
 func TestQueueOfAnotherAccount(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		l.keepBooks()

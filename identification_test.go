@@ -300,7 +300,7 @@ func TestIdentificationUnanswered(t *testing.T) {
 			r.State = idv.Passed
 			r.Authentication.DSTransactionID = "4242424242424242"
 		}),
-		"passed with a small status": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.Status = "y" }),
+		"passed with a lower-case status": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.Status = "y" }),
 		"passed with the card as id": bad(func(r *idv.Result) {
 			r.State = idv.Passed
 			r.Authentication.DSTransactionID = "42424242-4242-4242-8000-000000000000"
@@ -309,8 +309,8 @@ func TestIdentificationUnanswered(t *testing.T) {
 			r.State = idv.Passed
 			r.Authentication.At = time.Now().Add(25 * time.Hour)
 		}),
-		"a port alone":      bad(func(r *idv.Result) { r.ChallengeURL = "https://:443/x" }),
-		"passed at no time": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.At = time.Time{} }),
+		"only a port":           bad(func(r *idv.Result) { r.ChallengeURL = "https://:443/x" }),
+		"passed without a time": bad(func(r *idv.Result) { r.State = idv.Passed; r.Authentication.At = time.Time{} }),
 	} {
 		t.Run(what, func(t *testing.T) {
 			identifying(t, cardvault.Options{}, func(l *idvLab) {

@@ -299,7 +299,7 @@ func TestKeyFileRefusesOtherContent(t *testing.T) {
 		"other text":     "-----BEGIN PRIVATE KEY-----\n",
 		"later version":  swap(plain, "key 1", "key 2"),
 		"no id":          swap(plain, "id: cecb062f4194540c\n", ""),
-		"id of another":  swap(plain, "cecb", "cecc"),
+		"other id":       swap(plain, "cecb", "cecc"),
 		"id in capitals": swap(plain, "cecb", "CECB"),
 		"other key":      swap(plain, "AQID", "AQIE"),
 		"short key":      swap(plain, "HyA=", "Hw=="),
@@ -321,8 +321,8 @@ func TestKeyFileRefusesOtherContent(t *testing.T) {
 		"little memory":  swap(sealed, kdf, "time=1 memory=7 threads=1"),
 		"negative":       swap(sealed, kdf, "time=-1 memory=64 threads=1"),
 		"short salt":     swap(sealed, "c2FsdCBvZiAxNiBieXRlcw==", "c2FsdA=="),
-		"kdf left out":   swap(sealed, "kdf: argon2id "+kdf+" salt=c2FsdCBvZiAxNiBieXRlcw==\n", ""),
-		"key in clear":   swap(sealed, sealed[strings.Index(sealed, "key: "):], plain[strings.Index(plain, "key: "):]),
+		"no kdf":         swap(sealed, "kdf: argon2id "+kdf+" salt=c2FsdCBvZiAxNiBieXRlcw==\n", ""),
+		"plain key":      swap(sealed, sealed[strings.Index(sealed, "key: "):], plain[strings.Index(plain, "key: "):]),
 		"sealed, no key": sealed[:strings.Index(sealed, "key: ")],
 	} {
 		t.Run(name, func(t *testing.T) { refusesKeyFile(t, keyFileOf(t, text), goldenPassphrase) })

@@ -26,19 +26,19 @@ func TestKeyFileOfOthers(t *testing.T) {
 		spoil   func(dir, path string) error
 		refused bool
 	}{
-		"as it is made":            {func(_, _ string) error { return nil }, false},
-		"folder for reading":       {func(dir, _ string) error { return os.Chmod(dir, 0o755) }, false},
-		"folder of a group":        {func(dir, _ string) error { return os.Chmod(dir, 0o770) }, true},
-		"folder of all":            {func(dir, _ string) error { return os.Chmod(dir, 0o707) }, true},
-		"folder of all, sticky":    {func(dir, _ string) error { return os.Chmod(dir, 0o777|os.ModeSticky) }, true},
-		"another user's file":      {func(_, path string) error { return chown(path, 1000) }, true},
-		"another user's folder":    {func(dir, _ string) error { return chown(dir, 1000) }, true},
-		"root's file":              {func(_, path string) error { return chown(path, 0) }, false},
-		"another name beside":      {func(dir, path string) error { return os.Link(path, filepath.Join(dir, "copy")) }, true},
-		"another name elsewhere":   {func(dir, path string) error { return os.Link(path, dir+".copy") }, true},
-		"another that looks new":   {func(dir, path string) error { return os.WriteFile(filepath.Join(dir, ".key-1"), []byte("x"), 0o600) }, false},
-		"name that a crash leaves": {func(dir, path string) error { return os.Link(path, filepath.Join(dir, ".key-1")) }, false},
-		"that and another": {func(dir, path string) error {
+		"unchanged":                     {func(_, _ string) error { return nil }, false},
+		"readable folder":               {func(dir, _ string) error { return os.Chmod(dir, 0o755) }, false},
+		"group-writable folder":         {func(dir, _ string) error { return os.Chmod(dir, 0o770) }, true},
+		"world-writable folder":         {func(dir, _ string) error { return os.Chmod(dir, 0o707) }, true},
+		"world-writable folder, sticky": {func(dir, _ string) error { return os.Chmod(dir, 0o777|os.ModeSticky) }, true},
+		"another user's file":           {func(_, path string) error { return chown(path, 1000) }, true},
+		"another user's folder":         {func(dir, _ string) error { return chown(dir, 1000) }, true},
+		"root's file":                   {func(_, path string) error { return chown(path, 0) }, false},
+		"another link in the folder":    {func(dir, path string) error { return os.Link(path, filepath.Join(dir, "copy")) }, true},
+		"another link elsewhere":        {func(dir, path string) error { return os.Link(path, dir+".copy") }, true},
+		"a file like a new key":         {func(dir, path string) error { return os.WriteFile(filepath.Join(dir, ".key-1"), []byte("x"), 0o600) }, false},
+		"a link left by a crash":        {func(dir, path string) error { return os.Link(path, filepath.Join(dir, ".key-1")) }, false},
+		"both links": {func(dir, path string) error {
 			return errors.Join(os.Link(path, filepath.Join(dir, ".key-1")), os.Link(path, filepath.Join(dir, "copy")))
 		}, true},
 	} {

@@ -414,8 +414,8 @@ func TestProgressOfNotices(t *testing.T) {
 	}
 }
 
-// TestStoredOwners: stored network tokens stay readable, including those of former versions.
-// They number owners from 0.
+// TestStoredOwners: stored network tokens stay readable, also if a former version wrote
+// them. They number owners from 0.
 func TestStoredOwners(t *testing.T) {
 	const stored = "02016e0301740401010a0105150101160102170103"
 	n := &networkToken{network: "n", id: "t", attempt: 1, suspendedBy: network.OwnersOf(network.OwnerIssuer, network.OwnerCardholder)}

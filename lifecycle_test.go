@@ -48,11 +48,11 @@ func TestNetworkTokenAtCreation(t *testing.T) {
 		{name: "not activated", card: future, inactive: true, want: "network_tokens_not_activated"},
 		{name: "scheme", card: future, ineligible: configurationError("scheme_not_enabled"), want: "scheme_not_enabled"},
 		{name: "merchant", card: future, ineligible: configurationError("merchant_not_enrolled"), want: "merchant_not_enrolled"},
-		{name: "a code that is none", card: future, want: "invalid_request", schemeCode: "E77",
+		{name: "an unknown code", card: future, want: "invalid_request", schemeCode: "E77",
 			ineligible: configurationError("E77")},
 		{name: "a code of the scheme", card: future, want: "invalid_request", schemeCode: "declined",
 			ineligible: schemeError("declined")},
-		{name: "an error that says nothing", card: future, ineligible: errors.New("oops"), want: "invalid_request"},
+		{name: "an error without details", card: future, ineligible: errors.New("oops"), want: "invalid_request"},
 		{name: "a panic", card: future, ineligible: errPanic, want: "invalid_request"},
 	} {
 		for _, mode := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {

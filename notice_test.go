@@ -21,12 +21,12 @@ import (
 
 type notice = network.Notice
 
-// at is a time of the network: minutes after the network token was made.
+// at returns a time at the network: minutes after the network token was requested.
 func at(l *lab, minutes int) time.Time {
 	return l.net.asked("Provision")[0].at.Add(time.Duration(minutes) * time.Minute)
 }
 
-// Each kind of notice in each state.
+// TestNotices: each kind of notice in each state.
 func TestNotices(t *testing.T) {
 	states := []network.Status{pending, active, inactive, deleted}
 	type outcome struct {
@@ -35,7 +35,7 @@ func TestNotices(t *testing.T) {
 	}
 	for what, test := range map[string]struct {
 		notice notice
-		want   [4]outcome // in those states; what it was if zero
+		want   [4]outcome // in these states; a zero outcome changes nothing
 	}{
 		"activated": {notice{Kind: network.NoticeActivated}, [4]outcome{{active, ""}}},
 		"refused": {notice{Kind: network.NoticeRefused, Failure: &network.Error{Source: network.SourceScheme, Code: "declined"}},
@@ -103,8 +103,8 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// What is deleted or invalid stays so, whatever comes after, and what is told
-// twice changes nothing.
+// TestFinalNotices: a deleted network token or an invalid token stays so, whatever comes
+// later. A repeated notice changes nothing.
 func TestFinalNotices(t *testing.T) {
 	for _, last := range []network.NoticeKind{network.NoticeDeleted, network.NoticeInvalidated} {
 		inLab(t, nil, func(l *lab) {
@@ -127,7 +127,7 @@ func TestFinalNotices(t *testing.T) {
 			}
 		})
 	}
-	// The card can die after its network token, whose reason stays.
+	// The card can become invalid after its network token, whose reason stays.
 	inLab(t, nil, func(l *lab) {
 		id := l.become(deleted)
 		l.notify(notice{Kind: network.NoticeInvalidated})
@@ -137,7 +137,8 @@ func TestFinalNotices(t *testing.T) {
 	})
 }
 
-// A look-up that tells since when is as old as it says, but the end counts always.
+// TestOldAnswers: a look-up that reports a time is as old as that time. A deletion is
+// accepted in any case.
 func TestOldAnswers(t *testing.T) {
 	for _, when := range []int{5, 15} {
 		inLab(t, live, func(l *lab) {
@@ -162,14 +163,14 @@ func TestOldAnswers(t *testing.T) {
 			l.is(id, deleted, "deleted_by_scheme")
 		})
 	}
-	// What was told before the look-up, and comes after it, is old.
+	// A notice from before the look-up is old when it arrives after the look-up.
 	inLab(t, live, func(l *lab) {
 		id := l.become(active)
 		l.run(func() { l.pass(29 * time.Hour) })
 		l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 1)})
 		l.is(id, active, "")
 	})
-	// Another network token is another story, though it may be older.
+	// These times do not apply to another network token, which may be older.
 	inLab(t, live, func(l *lab) {
 		l.pass(time.Hour)
 		id := l.become(pending)
@@ -183,14 +184,14 @@ func TestOldAnswers(t *testing.T) {
 	})
 }
 
-// A refusal and a success in the wrong order.
+// TestReversedNotices: a refusal and a success in the wrong order.
 func TestReversedNotices(t *testing.T) {
 	refusal := &network.Error{Source: network.SourceScheme, Code: "declined"}
 	inLab(t, nil, func(l *lab) {
 		l.pass(time.Hour)
 		id := l.become(pending)
 		l.notify(notice{Kind: network.NoticeRefused, Failure: refusal, OccurredAt: at(l, -1)})
-		l.is(id, pending, "") // of before it was asked for
+		l.is(id, pending, "") // the notice is older than the request
 		l.pass(time.Hour)
 		l.notify(notice{Kind: network.NoticeRefused, Failure: refusal, OccurredAt: at(l, 10)})
 		l.is(id, failed, "declined")
@@ -201,7 +202,7 @@ func TestReversedNotices(t *testing.T) {
 	})
 }
 
-// A token failed, and the network reports success late.
+// TestLateSuccess: a token has failed, and the network reports success later.
 func TestLateSuccess(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(pending)
@@ -216,8 +217,8 @@ func TestLateSuccess(t *testing.T) {
 	})
 }
 
-// A notice that was applied is dropped when it comes again, and one that is older
-// than what is known.
+// TestOldNotices: an applied notice is dropped when it comes again. A notice older than the
+// known state is dropped too.
 func TestOldNotices(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
@@ -226,7 +227,7 @@ func TestOldNotices(t *testing.T) {
 		l.notify(twice)
 		l.notify(notice{ID: "other", Kind: network.NoticeResumed, OccurredAt: at(l, 20)})
 		l.is(id, active, "")
-		twice.OccurredAt = at(l, 30) // the same one, whatever it says now
+		twice.OccurredAt = at(l, 30) // the same notice, whatever its new time
 		l.notify(twice)
 		l.is(id, active, "")
 		l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: at(l, 19)})
@@ -243,7 +244,7 @@ func TestOldNotices(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeResumed, OccurredAt: at(l, 21)})
 		l.is(id, active, "")
 	})
-	// A duplicate is known for a month, and in another process too.
+	// A duplicate is recognized for a month, also in another process.
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
 		l.notify(notice{ID: "n", Kind: network.NoticeSuspended})
@@ -260,8 +261,8 @@ func TestOldNotices(t *testing.T) {
 	})
 }
 
-// Suspending and resuming in every order of arrival end in the same state, which
-// is active only when nobody suspends.
+// TestSuspensionOwners: suspensions and resumptions lead to the same state in every order of
+// arrival. The state is active only if no owner suspends.
 func TestSuspensionOwners(t *testing.T) {
 	by := func(kind network.NoticeKind, owner network.Owner, minute int) notice {
 		return notice{ID: fmt.Sprint(minute), Kind: kind, By: owner, Token: network.Ref{IdempotencyKey: fmt.Sprint(minute)}}
@@ -297,7 +298,7 @@ func TestSuspensionOwners(t *testing.T) {
 				}
 				token := l.is(id, status, test.want)
 				if r := token.NetworkTokenStatusReason; r != nil && r.SchemeCode != "" && r.SchemeCode != codes[test.want] {
-					l.Errorf("%s, with %q", test.want, r.SchemeCode)
+					l.Errorf("reason %s has scheme code %q", test.want, r.SchemeCode)
 				}
 			})
 			if t.Failed() {
@@ -326,7 +327,8 @@ func permutations(n int) func(yield func([]int) bool) {
 	}
 }
 
-// A suspension that is told before the network token was seen active is found.
+// TestSuspendedWhilePending: a suspension reported before the network token was seen active
+// is found.
 func TestSuspendedWhilePending(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.net.like.State = pending
@@ -336,14 +338,14 @@ func TestSuspendedWhilePending(t *testing.T) {
 			t.State, t.SuspendedBy, t.StateAt = inactive, network.OwnersOf(network.OwnerCardholder), time.Now()
 		})
 		l.notify(notice{Kind: network.NoticeSuspended, By: network.OwnerCardholder})
-		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: time.Now().Add(-time.Second)}) // reversed
+		l.notify(notice{Kind: network.NoticeActivated, OccurredAt: time.Now().Add(-time.Second)}) // in reversed order
 		l.drain()
 		l.is(id, inactive, "suspended_by_cardholder")
 	})
 }
 
-// Whether it is the network's clock that is ahead or ours, what a look-up says
-// is news, unless a notice came while it was under way.
+// TestClocks: whichever clock is ahead, a look-up brings news, unless a notice came during
+// the look-up.
 func TestClocks(t *testing.T) {
 	for what, ahead := range map[string]time.Duration{"ours": 0, "ahead": 10 * time.Minute, "behind": -10 * time.Minute, "in another century": 90 * 365 * 24 * time.Hour} {
 		t.Run(what, func(t *testing.T) {
@@ -352,7 +354,8 @@ func TestClocks(t *testing.T) {
 				l.pass(time.Hour)
 				l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, inactive, "suspended_by_issuer")
-				// The notice that it was resumed is lost. Another makes the vault look.
+				// The notice of the resumption is lost. Another notice makes the vault look up
+				// the token.
 				l.notify(notice{Kind: network.NoticeArtChanged, Art: "a", OccurredAt: time.Now().Add(ahead)})
 				l.drain()
 				l.is(id, active, "")
@@ -360,7 +363,7 @@ func TestClocks(t *testing.T) {
 				l.notify(notice{Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(ahead)})
 				l.is(id, inactive, "suspended_by_issuer")
 				l.pass(time.Minute)
-				if ahead > time.Hour { // its clock is put right
+				if ahead > time.Hour { // the network's clock is corrected
 					ahead = 0
 				}
 				l.notify(notice{Kind: network.NoticeResumed, OccurredAt: time.Now().Add(ahead)})
@@ -386,15 +389,15 @@ func TestClocks(t *testing.T) {
 				})
 				l.run(func() { l.pass(29 * time.Hour) })
 				l.is(id, inactive, "suspended_by_issuer")
-				// It is looked up again, because the one or the other may be newer.
+				// It is looked up again, because either the notice or the answer may be newer.
 				if calls := l.net.asked("Lookup"); len(calls) < 2 || calls[1].at.Sub(calls[0].at) > 3*time.Second {
 					t.Errorf("look-ups %v", calls)
 				}
 			})
 		})
 	}
-	// The notice that could not be applied while the answer was under way is
-	// delivered again, and is not too old then.
+	// A notice that could not be applied during the call is delivered again. It is not too
+	// old then.
 	inLab(t, live, func(l *lab) {
 		var sent *notice
 		l.net.script(nil, func(_ context.Context, c call) error {
@@ -416,7 +419,8 @@ func TestClocks(t *testing.T) {
 	})
 }
 
-// The answer to a repeated call may be that of the first one: it is looked up.
+// TestRepeatedAnswerIsLookedUp: the answer to a repeated call may be the first call's
+// answer, so the token is looked up.
 func TestRepeatedAnswerIsLookedUp(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.opts.Network = &replaying{l.net, map[string]*network.Token{}}
@@ -451,7 +455,7 @@ func (n *replaying) Provision(ctx context.Context, r *network.ProvisionRequest) 
 	return n.first[r.IdempotencyKey], nil
 }
 
-// A notice of what the vault does not have, or not yet.
+// TestUnknownNotice: notices for network tokens that the vault does not have, or not yet.
 func TestUnknownNotice(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		unknown := func(what string, ref network.Ref, want error) {
@@ -460,23 +464,23 @@ func TestUnknownNotice(t *testing.T) {
 				t.Errorf("%s: %v, want %v", what, err, want)
 			}
 		}
-		unknown("of nobody", network.Ref{ID: "x"}, cardvault.ErrNotFound)
-		unknown("of nobody, by key", network.Ref{IdempotencyKey: "x"}, cardvault.ErrNotFound)
+		unknown("unknown id", network.Ref{ID: "x"}, cardvault.ErrNotFound)
+		unknown("unknown key", network.Ref{IdempotencyKey: "x"}, cardvault.ErrNotFound)
 		id := l.become(active)
 		l.must(l.Vault.Delete(l.Context(), id))
-		unknown("while it is to be deleted", network.Ref{ID: "network-token-1"}, nil)
+		unknown("while the deletion is due", network.Ref{ID: "network-token-1"}, nil)
 		l.drain()
-		unknown("just after it was deleted", network.Ref{ID: "network-token-1"}, nil)
+		unknown("just after the deletion", network.Ref{ID: "network-token-1"}, nil)
 		l.pass(time.Hour)
 		l.drain()
-		unknown("long after it was deleted", network.Ref{ID: "network-token-1"}, cardvault.ErrNotFound)
+		unknown("long after the deletion", network.Ref{ID: "network-token-1"}, cardvault.ErrNotFound)
 		l.opts.Network = nil
 		l.restart()
 		unknown("without a network", network.Ref{ID: "x"}, cardvault.ErrNotFound)
 		l.Vault.Close()
-		unknown("of a closed vault", network.Ref{ID: "x"}, cardvault.ErrClosed)
+		unknown("closed vault", network.Ref{ID: "x"}, cardvault.ErrClosed)
 	})
-	// One that is not known yet is taken when it is delivered again.
+	// A notice for a token not yet known is applied when it is delivered again.
 	inLab(t, nil, func(l *lab) {
 		early := l.notice(notice{ID: "early", Kind: network.NoticeSuspended, OccurredAt: time.Now().Add(time.Minute)})
 		if err := l.Notify(l.Context(), early); !errors.Is(err, cardvault.ErrNotFound) {
@@ -488,7 +492,8 @@ func TestUnknownNotice(t *testing.T) {
 	})
 }
 
-// A network token whose answer was lost is found by its idempotency key.
+// TestNoticeByIdempotencyKey: a network token whose answer was lost is found by its
+// idempotency key.
 func TestNoticeByIdempotencyKey(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.net.script(nil, refuse("Provision", errors.New("lost")))
@@ -517,8 +522,8 @@ func TestNoticeByIdempotencyKey(t *testing.T) {
 	})
 }
 
-// A notice reaches every holder of a network token, in all accounts, and goes on
-// after a failure in between.
+// TestNoticeOfASharedNetworkToken: a notice is applied for every holder of a network token,
+// in all accounts, and is resumed after a failure.
 func TestNoticeOfASharedNetworkToken(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.shared = true
@@ -544,7 +549,7 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeSuspended})
 		are(inactive, "suspended_by_issuer")
 
-		// The store fails in the middle: nothing is lost when it comes again.
+		// The store fails midway. Nothing is lost when the notice comes again.
 		for fail := range 4 {
 			l.pass(time.Second)
 			for _, kind := range []network.NoticeKind{network.NoticeResumed, network.NoticeSuspended} {
@@ -557,7 +562,7 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 					return nil
 				})
 				if err := l.Notify(l.Context(), n); !errors.Is(err, cardvault.ErrUnavailable) {
-					t.Errorf("Notify on a store that fails: %v", err)
+					t.Errorf("Notify on a failing store: %v", err)
 				}
 				l.store.hook(nil)
 				l.must(l.Notify(l.Context(), n))
@@ -566,14 +571,14 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 				} else {
 					are(inactive, "suspended_by_issuer")
 				}
-				n.Kind = network.NoticeDeleted // known by now
+				n.Kind = network.NoticeDeleted // a duplicate by now
 				l.must(l.Notify(l.Context(), n))
 			}
 		}
 		l.notify(notice{Kind: network.NoticeResumed})
 		are(active, "")
 
-		// What is damaged keeps nobody else from being told.
+		// A damaged holder does not keep the notice from the others.
 		l.spoil(kindNetworkToken, func(*store.Record) bool { return true }, 1)
 		if err := l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeSuspended})); !errors.Is(err, cardvault.ErrDamaged) {
 			t.Errorf("Notify: %v", err)
@@ -587,12 +592,12 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 			}
 		}
 		if told != 3 {
-			t.Errorf("%d tokens were told, want 3", told)
+			t.Errorf("the notice was applied to %d tokens, want 3", told)
 		}
 	})
 }
 
-// The card behind a network token has a new number or a new expiry.
+// TestCardChanges: the card behind a network token has a new number or a new expiry.
 func TestCardChanges(t *testing.T) {
 	next := card.Expiry{Month: 7, Year: 2035}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, IINLength: 8}, func(l *lab) {
@@ -612,14 +617,14 @@ func TestCardChanges(t *testing.T) {
 		l.notify(notice{Kind: network.NoticeCardRenewed, Card: &network.CardState{Expiry: visa.Expiry}, OccurredAt: at(l, 9)})
 		shows("an older one", "4242", next)
 		l.notify(notice{Kind: network.NoticeCardRenewed, OccurredAt: at(l, 11)})
-		shows("renewed to something that is not told", "4242", next)
+		shows("renewed without card data", "4242", next)
 		l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "1881", Expiry: visa.Expiry}, OccurredAt: at(l, 12)})
 		shows("replaced", "1881", visa.Expiry)
 		l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "0005"}, OccurredAt: at(l, 13)})
 		shows("replaced again, without an expiry", "0005", visa.Expiry)
 		l.notify(notice{Kind: network.NoticeCardReplaced, OccurredAt: at(l, 14)})
-		shows("replaced by what is not told", "0005", visa.Expiry)
-		// While it is active it stays, though the stored number is stale.
+		shows("replaced without card data", "0005", visa.Expiry)
+		// While it is active it stays, even though the stored number is stale.
 		l.must2(l.Provision(l.Context(), id, nil))
 		shows("provisioned", "0005", visa.Expiry)
 		if n := len(l.net.asked("Provision")); n != 1 {
@@ -633,15 +638,15 @@ func TestCardChanges(t *testing.T) {
 	})
 }
 
-// What look-ups say of the card counts where it is news.
+// TestCardChangesFoundByLookups: card data in a look-up is applied if it is new.
 func TestCardChangesFoundByLookups(t *testing.T) {
 	next := card.Expiry{Month: 7, Year: 2035}
 	patched := card.Expiry{Month: 1, Year: 2033}
 	for what, first := range map[string]*network.CardState{
-		"told at first":          {LastFour: "4242", Expiry: visa.Expiry},
-		"told without expiry":    {LastFour: "4242"},
-		"told without last four": {Expiry: visa.Expiry},
-		"not told at first":      nil,
+		"known at first":          {LastFour: "4242", Expiry: visa.Expiry},
+		"known without expiry":    {LastFour: "4242"},
+		"known without last four": {Expiry: visa.Expiry},
+		"unknown at first":        nil,
 	} {
 		t.Run(what, func(t *testing.T) {
 			inLab(t, live, func(l *lab) {
@@ -671,13 +676,13 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 				shows("renewed", "4242", next)
 				look(&network.CardState{LastFour: "1881", Expiry: next})
 				shows("replaced", "1881", next)
-				// A notice of before is old.
+				// An earlier notice is old.
 				l.notify(notice{Kind: network.NoticeCardReplaced, Card: &network.CardState{LastFour: "9999"}, OccurredAt: at(l, 60)})
 				shows("an old notice", "1881", next)
 			})
 		})
 	}
-	// The same card is no event.
+	// A look-up of the same card causes no event.
 	recorder := new(vaulttest.Recorder)
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: recorder}, func(l *lab) {
 		l.become(active)
@@ -691,7 +696,7 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 			}
 		}
 	})
-	// A look-up that was under way when the notice came does not undo it.
+	// A look-up in progress when the notice came does not undo the notice.
 	inLab(t, live, func(l *lab) {
 		l.net.like.Card = &network.CardState{LastFour: "4242", Expiry: visa.Expiry}
 		id := l.become(active)
@@ -711,7 +716,8 @@ func TestCardChangesFoundByLookups(t *testing.T) {
 	})
 }
 
-// A notice that breaks a rule is refused as a whole, for every fault at once.
+// TestInvalidNotices: an invalid notice is refused as a whole, and the error lists every
+// fault.
 func TestInvalidNotices(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.become(active)
@@ -722,24 +728,24 @@ func TestInvalidNotices(t *testing.T) {
 			spoil func(*notice)
 			want  []string
 		}{
-			"no id":             {func(n *notice) { n.ID = "" }, []string{"ID"}},
-			"a long id":         {func(n *notice) { n.ID = long }, []string{"ID"}},
-			"no token":          {func(n *notice) { n.Token = network.Ref{} }, []string{"Token"}},
-			"a long token":      {func(n *notice) { n.Token.ID = long }, []string{"Token"}},
-			"a long key":        {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"Token"}},
-			"no kind":           {func(n *notice) { n.Kind = 0 }, []string{"Kind"}},
-			"kind 11":           {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"Kind"}},
-			"no time":           {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"OccurredAt"}},
-			"a time of 1999":    {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
-			"a time of 2101":    {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
-			"nobody":            {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"By"}},
-			"suspended by whom": {func(n *notice) { n.By = 0 }, []string{"By"}},
-			"three digits":      {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"Card"}},
-			"no digits":         {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"Card"}},
-			"a bad expiry":      {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"Card"}},
-			"refused for what":  {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"Failure"}},
-			"many things":       {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"ID", "Token", "Kind", "OccurredAt", "Card"}},
-			"what holds a card": {func(n *notice) {
+			"no id":               {func(n *notice) { n.ID = "" }, []string{"ID"}},
+			"a long id":           {func(n *notice) { n.ID = long }, []string{"ID"}},
+			"no token":            {func(n *notice) { n.Token = network.Ref{} }, []string{"Token"}},
+			"a long token":        {func(n *notice) { n.Token.ID = long }, []string{"Token"}},
+			"a long key":          {func(n *notice) { n.Token.IdempotencyKey = long }, []string{"Token"}},
+			"no kind":             {func(n *notice) { n.Kind = 0 }, []string{"Kind"}},
+			"kind 11":             {func(n *notice) { n.Kind = network.NoticeArtChanged + 1 }, []string{"Kind"}},
+			"no time":             {func(n *notice) { n.OccurredAt = time.Time{} }, []string{"OccurredAt"}},
+			"a time of 1999":      {func(n *notice) { n.OccurredAt = time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"a time of 2101":      {func(n *notice) { n.OccurredAt = time.Date(2101, 1, 1, 0, 0, 0, 0, time.UTC) }, []string{"OccurredAt"}},
+			"an unknown owner":    {func(n *notice) { n.By = network.OwnerCardholder + 1 }, []string{"By"}},
+			"suspended, no owner": {func(n *notice) { n.By = 0 }, []string{"By"}},
+			"three digits":        {func(n *notice) { n.Card = &network.CardState{LastFour: "424"} }, []string{"Card"}},
+			"no digits":           {func(n *notice) { n.Card = &network.CardState{LastFour: "abcd"} }, []string{"Card"}},
+			"a bad expiry":        {func(n *notice) { n.Card = &network.CardState{Expiry: card.Expiry{Month: 13, Year: 2030}} }, []string{"Card"}},
+			"refused, no failure": {func(n *notice) { n.Kind = network.NoticeRefused }, []string{"Failure"}},
+			"many things":         {func(n *notice) { *n = notice{Card: &network.CardState{LastFour: "4"}} }, []string{"ID", "Token", "Kind", "OccurredAt", "Card"}},
+			"a card number": {func(n *notice) {
 				n.ID, n.Card = long+"4242424242424242", &network.CardState{LastFour: "4242424242424242"}
 			}, []string{"ID", "Card"}},
 		} {
@@ -763,7 +769,8 @@ func TestInvalidNotices(t *testing.T) {
 	})
 }
 
-// Codes of the network that cannot be kept, or might be a card, are not.
+// TestSchemeCodes: a network's code that cannot be stored, or might be a card number, is
+// dropped.
 func TestSchemeCodes(t *testing.T) {
 	for code, want := range map[string]string{
 		"LOST_OR_STOLEN": "LOST_OR_STOLEN", "4242424242424242": "", "pan 4242424242424242!": "", "a\x00b": "", " ": "",
@@ -773,14 +780,14 @@ func TestSchemeCodes(t *testing.T) {
 			id := l.become(active)
 			l.notify(notice{Kind: network.NoticeSuspended, SchemeCode: code})
 			if r := l.is(id, inactive, "suspended_by_issuer").NetworkTokenStatusReason; r.SchemeCode != want {
-				t.Errorf("%q is kept as %q", code, r.SchemeCode)
+				t.Errorf("%q is stored as %q", code, r.SchemeCode)
 			}
 		})
 	}
 }
 
-// TestNoticeOfManyHolders: an account that has a network token a thousand times keeps no
-// other from hearing what becomes of it.
+// TestNoticeOfManyHolders: a thousand holders in one account do not keep a notice from the
+// other accounts.
 func TestNoticeOfManyHolders(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.shared = true
@@ -794,7 +801,7 @@ func TestNoticeOfManyHolders(t *testing.T) {
 		n := l.notice(notice{Kind: network.NoticeDeleted})
 		l.must(l.Notify(l.Context(), n))
 		l.must(l.Notify(l.Context(), n)) // delivered again
-		// The process dies while it tells them.
+		// The process dies while it applies the notice.
 		var updates atomic.Int64
 		l.store.hook(func() error {
 			if updates.Add(1) > 200 {
@@ -808,7 +815,7 @@ func TestNoticeOfManyHolders(t *testing.T) {
 		token, err = l.In(other.ID).Get(l.Context(), token.ID)
 		l.must(err)
 		if token.NetworkTokenStatus != deleted {
-			t.Errorf("the network token of the other account is %v", token.NetworkTokenStatus)
+			t.Errorf("the network token in the other account is %v", token.NetworkTokenStatus)
 		}
 		for _, id := range crowd {
 			if got := l.get(id).NetworkTokenStatus; got != deleted {
@@ -823,8 +830,8 @@ func TestNoticeOfManyHolders(t *testing.T) {
 
 const kindSpread store.Kind = 25
 
-// TestNoticesOfManyHolders: a notice that is told by a job does what it does at once, and
-// older ones are dropped.
+// TestNoticesOfManyHolders: a notice applied by a job has the same effect as one applied at
+// once. Older notices are dropped.
 func TestNoticesOfManyHolders(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.shared = true
@@ -837,7 +844,7 @@ func TestNoticesOfManyHolders(t *testing.T) {
 		}
 		l.notify(notice{ID: "1", Kind: network.NoticeSuspended, By: network.OwnerIssuer, OccurredAt: at(l, 10), SchemeCode: "S1"})
 		if got := last(inactive, "suspended_by_issuer"); got.NetworkTokenStatusReason.SchemeCode != "S1" {
-			t.Errorf("told as %+v", got.NetworkTokenStatusReason)
+			t.Errorf("the reason is %+v", got.NetworkTokenStatusReason)
 		}
 		l.notify(notice{ID: "2", Kind: network.NoticeResumed, By: network.OwnerIssuer, OccurredAt: at(l, 9)})
 		last(inactive, "suspended_by_issuer")

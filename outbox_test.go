@@ -16,8 +16,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestSinkProcessDies: events wait half a minute at most for another process, and the lease
-// of the one that works costs a write in four seconds.
+// TestSinkProcessDies: events wait at most half a minute for another process. The lease of
+// the working process costs a write every four seconds.
 func TestSinkProcessDies(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		puts := &counting{Store: l.store.on(), kind: kindSinkQueue}
@@ -27,7 +27,7 @@ func TestSinkProcessDies(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { l.try(v.Run(ctx)) })
 		synctest.Wait()
-		for range 400 { // the shift does not end
+		for range 400 { // keeps the shift busy
 			_, err := v.Import(l.Context(), visa, nil)
 			l.must(err)
 			l.pass(50 * time.Millisecond)
@@ -73,8 +73,8 @@ func (s *counting) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(countingTx{tx, s}) })
 }
 
-// TestSinkOfTwoProcesses: while one process passes events on, however slowly, another one
-// passes none of them.
+// TestSinkOfTwoProcesses: while one process passes events on, however slowly, another
+// process passes none.
 func TestSinkOfTwoProcesses(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		ear.set(func(context.Context, *cardvault.Event) error { time.Sleep(14 * time.Second); return nil })
@@ -95,8 +95,8 @@ func TestSinkOfTwoProcesses(t *testing.T) {
 	})
 }
 
-// TestSinkShares: an account whose events all hang holds up no other account, and its own
-// arrive in their order.
+// TestSinkShares: an account whose events all hang does not hold up other accounts. Its own
+// events arrive in order.
 func TestSinkShares(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		b, err := l.CreateAccount(l.Context(), "", nil)
@@ -135,13 +135,13 @@ func TestSinkShares(t *testing.T) {
 			l.pass(2 * time.Hour)
 		})
 		if n := ear.ordered(); n != len(hang)+10 {
-			t.Errorf("events of %d tokens were taken", n)
+			t.Errorf("events of %d tokens were accepted", n)
 		}
 	})
 }
 
-// ordered checks that the events of each token were taken in their order, and returns of how
-// many tokens they are.
+// ordered checks that the events of each token were accepted in order, and returns the
+// number of tokens.
 func (l *listener) ordered() int {
 	l.t.Helper()
 	last := map[uuid.UUID]uint64{}
@@ -156,18 +156,18 @@ func (l *listener) ordered() int {
 	return len(last)
 }
 
-// TestSinkBehindACrowd: events of an account are passed on in time, however many of another one
-// that takes long are before them, and wherever in the pages they are.
+// TestSinkBehindACrowd: the events of an account are passed on in time. It does not matter
+// how many events of a slow account come before them, or on which pages they are.
 func TestSinkBehindACrowd(t *testing.T) {
 	for what, test := range map[string]struct {
-		before, between, after int           // tokens of the slow account alone, between those of the other one, and of the other one behind
-		slow, fast             time.Duration // that an event takes
+		before, between, after int           // slow tokens first, slow tokens between fast ones, fast tokens at the end
+		slow, fast             time.Duration // time per event
 		within                 time.Duration
 	}{
-		"many before":           {before: 11_000, after: 1, slow: time.Second, within: 4 * time.Second},
-		"a few more in line":    {before: 180, after: 1, slow: 15 * time.Second, within: time.Second},
-		"many behind":           {before: 500, after: 900, slow: 15 * time.Second, within: 4 * time.Second},
-		"both more than places": {between: 300, slow: 15 * time.Second, fast: 100 * time.Millisecond, within: 3 * time.Second},
+		"many before":              {before: 11_000, after: 1, slow: time.Second, within: 4 * time.Second},
+		"a few more before":        {before: 180, after: 1, slow: 15 * time.Second, within: time.Second},
+		"many behind":              {before: 500, after: 900, slow: 15 * time.Second, within: 4 * time.Second},
+		"more of both than places": {between: 300, slow: 15 * time.Second, fast: 100 * time.Millisecond, within: 3 * time.Second},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inEar(t, cardvault.Live, func(l *lab, ear *listener) {
@@ -221,15 +221,15 @@ func TestSinkBehindACrowd(t *testing.T) {
 					l.pass(10 * time.Minute)
 				})
 				if n := ear.ordered(); n != len(ids)+test.before+test.between {
-					t.Errorf("events of %d tokens were taken", n)
+					t.Errorf("events of %d tokens were accepted", n)
 				}
 			})
 		})
 	}
 }
 
-// A misfiled store has an old delivery of a webhook in the list of those that are ready, as
-// if its class was edited, once it is on.
+// A misfiled store, once it is on, lists an old delivery of a webhook as ready, as if its
+// class had been edited.
 type misfiled struct {
 	store.Store
 	on atomic.Bool
@@ -275,8 +275,8 @@ func (s *misfiled) Update(ctx context.Context, fn func(store.Tx) error) error {
 	})
 }
 
-// TestDeliveriesBehindALongLog: a delivery with an edited class stops no other, however many
-// are in the log.
+// TestDeliveriesBehindALongLog: a delivery with an edited class stops no other delivery,
+// even in a long log.
 func TestDeliveriesBehindALongLog(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		s := &misfiled{Store: l.store.on()}
@@ -292,8 +292,8 @@ func TestDeliveriesBehindALongLog(t *testing.T) {
 	})
 }
 
-// A losing store cannot read one record of a kind in a transaction that writes, once it
-// knows which.
+// A losing store cannot read one record of a kind in a writing transaction, once the record
+// is set.
 type losing struct {
 	store.Store
 	kind store.Kind
@@ -316,8 +316,8 @@ func (s *losing) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(losingTx{tx, s}) })
 }
 
-// notYet imports so many tokens, whose events a webhook does not take yet, and returns their
-// deliveries, those that are due first first.
+// notYet imports n tokens, whose events the webhook refuses at first. It returns their
+// deliveries by due time.
 func notYet(l *lab, post *post, n int) []*store.Record {
 	l.Helper()
 	l.keepBooks()
@@ -332,8 +332,8 @@ func notYet(l *lab, post *post, n int) []*store.Record {
 	return all
 }
 
-// TestRetriesBesideALostDelivery: a delivery that the store cannot read keeps no other from
-// being tried again, and none from leaving the log.
+// TestRetriesBesideALostDelivery: an unreadable delivery does not keep others from being
+// retried, or from leaving the log.
 func TestRetriesBesideALostDelivery(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		const n = 20
@@ -350,13 +350,13 @@ func TestRetriesBesideALostDelivery(t *testing.T) {
 		l.run(func() { l.pass(9 * 24 * time.Hour) })
 		l.store.rests(books)
 		if left := l.stored(kindDelivery); len(left) != 1 || left[0].ID != lost {
-			t.Errorf("%d deliveries are in the log for more than a week", len(left)-1)
+			t.Errorf("%d deliveries are still in the log after a week", len(left)-1)
 		}
 	})
 }
 
-// TestRetriesBehindDamagedDeliveries: damaged deliveries that are due take no places of
-// others in each batch.
+// TestRetriesBehindDamagedDeliveries: damaged due deliveries do not use up places in each
+// batch.
 func TestRetriesBehindDamagedDeliveries(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		const n, damaged = 427, 127
@@ -380,12 +380,12 @@ func TestRetriesBehindDamagedDeliveries(t *testing.T) {
 			t.Errorf("%d deliveries have arrived, want %d", got, n-damaged)
 		}
 		if got := s.n.Load(); got > 50 {
-			t.Errorf("deliveries that are due were read %d times", got)
+			t.Errorf("due deliveries were read %d times", got)
 		}
 	})
 }
 
-// A dueCounting store counts how often deliveries that are due are read.
+// A dueCounting store counts the reads of due deliveries.
 type dueCounting struct {
 	store.Store
 	n atomic.Int64
@@ -407,8 +407,7 @@ func (s *dueCounting) View(ctx context.Context, fn func(store.ReadTx) error) err
 	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(dueCountingTx{tx, s}) })
 }
 
-// TestPastBesideALostOne: a past state that the store cannot read keeps no other from being
-// erased.
+// TestPastBesideALostOne: an unreadable past state does not keep others from being erased.
 func TestPastBesideALostOne(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, _ *cardvault.Webhook) {
 		l.keepBooks()

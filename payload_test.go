@@ -28,7 +28,7 @@ import (
 
 const entered = `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030,"security_code":"737"}`
 
-// encrypts returns claims as a browser sends them for a session.
+// encrypts returns claims as a browser encrypts them for a session.
 func encrypts(t testing.TB, s *cardvault.Session, claims string, header map[jose.HeaderKey]any) string {
 	t.Helper()
 	key := &rsa.PublicKey{N: new(big.Int).SetBytes(s.Key.N), E: 65537}
@@ -51,7 +51,7 @@ func encrypts(t testing.TB, s *cardvault.Session, claims string, header map[jose
 	return payload
 }
 
-// session makes a session and reads it as a browser does, on a handle on no account.
+// session creates a session and reads it as a browser does, on a vault without an account.
 func (l *lab) session(opts *cardvault.SessionOptions) (cardvault.SessionID, *cardvault.Session) {
 	l.Helper()
 	id, err := l.CreateSession(l.Context(), opts)
@@ -73,7 +73,8 @@ func (l *lab) completes(id cardvault.SessionID, payload string) *cardvault.Sessi
 	return s
 }
 
-// refuses checks that a payload gets a FieldError of a code, and changes nothing.
+// refuses checks that a payload is refused with a FieldError of a code, and that it changes
+// nothing.
 func (l *lab) refuses(what string, id cardvault.SessionID, payload, code string) {
 	l.Helper()
 	before := *l.sees(id)
@@ -131,10 +132,10 @@ func TestCompleteSession(t *testing.T) {
 		l.pass(15 * time.Minute)
 		for _, id := range []cardvault.SessionID{id, refresh.ID, cardvault.NewSessionID(uuid.New()), {}} {
 			if _, err := l.In(uuid.Nil).Session(l.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
-				l.Errorf("a session that is over: %v", err)
+				l.Errorf("an ended session: %v", err)
 			}
 			if _, err := l.In(uuid.Nil).CompleteSession(l.Context(), id, []byte(payload)); !errors.Is(err, cardvault.ErrNotFound) {
-				l.Errorf("completing a session that is over: %v", err)
+				l.Errorf("completing an ended session: %v", err)
 			}
 		}
 		vaulttest.AssertNoLeak(t, []string{"4242424242424242", id.UUID().String()}, l.log.text())
@@ -164,14 +165,14 @@ func TestRefusedCards(t *testing.T) {
 					l.Errorf("%s, card %d: %+v, want %v for %s", claims, i+1, got, state, want)
 				}
 				if seen := l.sees(id); state == cardvault.SessionOpen && seen.ReasonCode != "" {
-					l.Errorf("the session tells of a refused card: %+v", seen)
+					l.Errorf("the session shows a refused card: %+v", seen)
 				}
 			}
 			if seen := l.sees(id); seen.State != cardvault.SessionFailed || seen.ReasonCode != "too_many_attempts" {
 				l.Errorf("afterwards: %+v", seen)
 			}
 			if _, err := l.CompleteSession(l.Context(), id, []byte(encrypts(l, s, entered, nil))); !errors.Is(err, cardvault.ErrSessionCompleted) {
-				l.Errorf("a card after too many: %v", err)
+				l.Errorf("a card after too many attempts: %v", err)
 			}
 			if p, err := l.List(l.Context(), nil); err != nil || p.TotalItems != 0 {
 				l.Errorf("%d tokens, %v", p.TotalItems, err)
@@ -183,21 +184,21 @@ func TestRefusedCards(t *testing.T) {
 		for range 4 {
 			l.completes(id, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
 		}
-		l.refuses("no card", id, "e30", "undecryptable") // does not count
+		l.refuses("no card", id, "e30", "undecryptable") // is not counted
 		if done := l.completes(id, encrypts(l, s, entered, nil)); done.State != cardvault.SessionSucceeded {
 			l.Errorf("the fifth card: %+v", done)
 		}
-		// A card is valid through its last month anywhere on earth.
+		// A card is valid through the end of its last month anywhere on earth.
 		january := strings.NewReplacer("12", "1", "2030", "2000").Replace(entered)
 		l.pass(time.Until(time.Date(2000, 2, 1, 11, 59, 59, 0, time.UTC)))
 		id, s = l.session(nil)
 		if got := l.completes(id, encrypts(l, s, january, nil)); got.ReasonCode != "" {
-			l.Errorf("a card of this month: %+v", got)
+			l.Errorf("a card valid until this month: %+v", got)
 		}
 		l.pass(time.Second)
 		id, s = l.session(nil)
 		if got := l.completes(id, encrypts(l, s, january, nil)); got.ReasonCode != "card_expired" {
-			l.Errorf("a card of last month: %+v", got)
+			l.Errorf("a card valid until last month: %+v", got)
 		}
 	})
 }
@@ -215,35 +216,35 @@ func TestPayloads(t *testing.T) {
 		other := *s.Key
 		other.ID = uuid.NewString()
 		for what, payload := range map[string]string{
-			"nothing":                  "",
-			"no JWE":                   "hello",
-			"four parts":               strings.Join(parts[:4], "."),
-			"six parts":                good + ".x",
-			"another header":           with(0, "e30"),
-			"no header":                with(0, ""),
-			"another content key":      with(1, strings.Repeat("A", len(parts[1]))),
-			"another text":             with(3, "AAAA"+parts[3][4:]),
-			"another tag":              with(4, strings.Repeat("A", len(parts[4]))),
-			"an unknown key":           encrypts(l, &cardvault.Session{Key: &other}, entered, nil),
-			"no id of a key":           encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": ""}),
-			"no text as id of a key":   encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": nil}),
-			"another session's":        encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": uuid.NewString()}),
-			"a session id that is odd": encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": 7}),
-			"a header of its own":      encrypts(l, s, entered, map[jose.HeaderKey]any{"x5u": "https://example.com"}),
-			"padding":                  with(0, parts[0]+"="),
-			"a line break":             good[:20] + "\n" + good[20:],
+			"nothing":                       "",
+			"no JWE":                        "hello",
+			"four parts":                    strings.Join(parts[:4], "."),
+			"six parts":                     good + ".x",
+			"another header":                with(0, "e30"),
+			"no header":                     with(0, ""),
+			"another content key":           with(1, strings.Repeat("A", len(parts[1]))),
+			"another text":                  with(3, "AAAA"+parts[3][4:]),
+			"another tag":                   with(4, strings.Repeat("A", len(parts[4]))),
+			"an unknown key":                encrypts(l, &cardvault.Session{Key: &other}, entered, nil),
+			"an empty key id":               encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": ""}),
+			"a null key id":                 encrypts(l, s, entered, map[jose.HeaderKey]any{"kid": nil}),
+			"another session's":             encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": uuid.NewString()}),
+			"a session id that is a number": encrypts(l, s, entered, map[jose.HeaderKey]any{"sid": 7}),
+			"an extra header":               encrypts(l, s, entered, map[jose.HeaderKey]any{"x5u": "https://example.com"}),
+			"padding":                       with(0, parts[0]+"="),
+			"a line break":                  good[:20] + "\n" + good[20:],
 		} {
 			l.refuses(what, id, payload, "undecryptable")
 		}
 		l.refuses("a long payload", id, encrypts(l, s, `{"x":"`+strings.Repeat("x", 8<<10)+`"}`, nil), "too_long")
 		for what, claims := range map[string]string{
 			"no claims":             `{}`,
-			"no object":             `[]`,
-			"no JSON":               `4242424242424242`,
+			"not an object":         `[]`,
+			"not JSON":              `4242424242424242`,
 			"no security code":      `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2030}`,
 			"a number as a number":  strings.Replace(entered, `"4242424242424242"`, `4242424242424242`, 1),
 			"a month as a text":     strings.Replace(entered, `12`, `"12"`, 1),
-			"half a month":          strings.Replace(entered, `12`, `12.0`, 1),
+			"a fractional month":    strings.Replace(entered, `12`, `12.0`, 1),
 			"a negative month":      strings.Replace(entered, `12`, `-1`, 1),
 			"a code that is null":   strings.Replace(entered, `"737"`, `null`, 1),
 			"a name that is a card": strings.Replace(entered, `{`, `{"cardholder_name":"4242424242424242",`, 1),
@@ -259,15 +260,15 @@ func TestPayloads(t *testing.T) {
 	})
 }
 
-// unnamed returns a session whose key has no name: the payloads of public SDKs of the
-// protocol have only alg and enc in their header.
+// unnamed returns the session without the id of its key. Payloads of the protocol's public
+// SDKs have only alg and enc in their header.
 func unnamed(s *cardvault.Session) *cardvault.Session {
 	key := *s.Key
 	key.ID = ""
 	return &cardvault.Session{Key: &key}
 }
 
-// TestPayloadNamesNoKey: a payload that names no key is opened by those that are honoured.
+// TestPayloadNamesNoKey: a payload that names no key is opened with any key still honoured.
 func TestPayloadNamesNoKey(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, first := l.session(nil)
@@ -282,10 +283,11 @@ func TestPayloadNamesNoKey(t *testing.T) {
 			l.Errorf("completed: %+v", token)
 		}
 		other, _ := l.session(nil)
-		l.refuses("what another session has taken", other, payload, "undecryptable")
-		l.refuses("a header of its own", other, encrypts(l, unnamed(first), entered, map[jose.HeaderKey]any{"cty": "json"}), "undecryptable")
+		l.refuses("accepted by another session", other, payload, "undecryptable")
+		l.refuses("with another header", other, encrypts(l, unnamed(first), entered, map[jose.HeaderKey]any{"cty": "json"}), "undecryptable")
 
-		// Its error is that of a payload which names a key, whichever failed and why.
+		// The error does not depend on whether the payload names a key, nor on the cause of
+		// the failure.
 		wrong := func(s *cardvault.Session) error {
 			parts := strings.Split(encrypts(l, s, entered, nil), ".")
 			parts[4] = strings.Repeat("A", len(parts[4]))
@@ -301,7 +303,7 @@ func TestPayloadNamesNoKey(t *testing.T) {
 			}
 		}
 
-		// The former key is tried as well, also by a process that has seen neither.
+		// The former key is tried as well, even by a process that has seen neither key.
 		l.pass(24*time.Hour - time.Minute)
 		late, former := l.session(nil)
 		again, _ := l.session(nil)
@@ -316,7 +318,7 @@ func TestPayloadNamesNoKey(t *testing.T) {
 				l.Errorf("completed: %+v", done)
 			}
 		}
-		// One that cannot be read is passed over, and is no error of its own.
+		// An unreadable key is skipped, and is not an error of its own.
 		l.spoil(kindSessionKey, func(r *store.Record) bool { return r.Due.After(time.Now().Add(2 * time.Hour)) }, 1)
 		l.restart()
 		if done := l.completes(again, encrypts(l, unnamed(former), entered, nil)); done.State != cardvault.SessionSucceeded {
@@ -324,19 +326,19 @@ func TestPayloadNamesNoKey(t *testing.T) {
 		}
 		id, third := l.session(nil)
 		if third.Key.ID == second.Key.ID {
-			l.Fatal("a damaged key is given out")
+			l.Fatal("a damaged key is handed out")
 		}
 		l.completes(id, encrypts(l, unnamed(third), entered, nil))
 
-		// One that is honoured no more opens nothing.
+		// A key no longer honoured opens nothing.
 		l.pass(time.Hour)
 		id, _ = l.session(nil)
-		l.refuses("under a key that is over", id, encrypts(l, unnamed(former), entered, nil), "undecryptable")
+		l.refuses("under an expired key", id, encrypts(l, unnamed(former), entered, nil), "undecryptable")
 	})
 }
 
-// TestOneSessionKey: of those that find no key at a time one makes it, so that there are
-// few to try on a payload.
+// TestOneSessionKey: when several processes find no key at the same time, only one makes a
+// key. So there are few keys to try on a payload.
 func TestOneSessionKey(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, err := l.CreateSession(l.Context(), nil)
@@ -360,7 +362,7 @@ func TestOneSessionKey(t *testing.T) {
 			}
 			group.Wait()
 			if len(seen) != 1 {
-				l.Errorf("on day %d there are %d keys", day, len(seen))
+				l.Errorf("%[2]d keys on day %[1]d", day, len(seen))
 			}
 			l.pass(24 * time.Hour)
 			id, err = l.CreateSession(l.Context(), nil)
@@ -369,8 +371,8 @@ func TestOneSessionKey(t *testing.T) {
 	})
 }
 
-// TestSessionBinding: where it is required, a payload is good for the session that its
-// header names alone.
+// TestSessionBinding: where binding is required, a payload is valid only for the session
+// named in its header.
 func TestSessionBinding(t *testing.T) {
 	for _, required := range []bool{false, true} {
 		opts := &cardvault.Options{Mode: cardvault.Sandbox, RequireSessionBinding: required}
@@ -380,7 +382,7 @@ func TestSessionBinding(t *testing.T) {
 			l.must(err)
 			theirs, err := l.In(other.ID).CreateSession(l.Context(), nil)
 			l.must(err)
-			seen := encrypts(l, s, entered, nil) // on its way
+			seen := encrypts(l, s, entered, nil) // intercepted on its way
 			if !required {
 				if done := l.completes(theirs.ID, seen); done.State != cardvault.SessionSucceeded {
 					l.Errorf("without a session: %+v", done)
@@ -399,7 +401,8 @@ func TestSessionBinding(t *testing.T) {
 	}
 }
 
-// TestReplayedPayload: a payload is good for one session, whatever became of it there.
+// TestReplayedPayload: a payload is valid for one session only, whether that session
+// accepted it or not.
 func TestReplayedPayload(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		first, s := l.session(nil)
@@ -408,17 +411,18 @@ func TestReplayedPayload(t *testing.T) {
 		used, refused := encrypts(l, s, entered, nil), encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil)
 		l.completes(second, refused)
 		l.completes(first, used)
-		l.refuses("what another session has taken", second, used, "undecryptable")
-		l.refuses("what another session has refused", third, refused, "undecryptable")
+		l.refuses("accepted by another session", second, used, "undecryptable")
+		l.refuses("refused by another session", third, refused, "undecryptable")
 		l.restart()
-		l.refuses("what a session has taken before a restart", second, used, "undecryptable")
+		l.refuses("accepted by another session before a restart", second, used, "undecryptable")
 		if got := l.completes(second, refused); got.ReasonCode != "invalid_security_code" {
-			l.Errorf("what it has refused itself: %+v", got)
+			l.Errorf("refused by the same session before: %+v", got)
 		}
 	})
 }
 
-// TestSessionRace: of those that complete a session at a time one does.
+// TestSessionRace: of several calls that complete a session at the same time, only one
+// succeeds.
 func TestSessionRace(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, s := l.session(nil)
@@ -443,9 +447,9 @@ func TestSessionRace(t *testing.T) {
 		p, err := l.List(l.Context(), nil)
 		l.must(err)
 		if won != 1 || p.TotalItems != 1 {
-			l.Errorf("%d calls have completed it, and there are %d tokens", won, p.TotalItems)
+			l.Errorf("%d calls completed the session, and made %d tokens", won, p.TotalItems)
 		}
-		// Two sessions that race for one payload.
+		// Two sessions race for one payload.
 		a, s := l.session(nil)
 		b, _ := l.session(nil)
 		payload := encrypts(l, s, entered, nil)
@@ -462,15 +466,15 @@ func TestSessionRace(t *testing.T) {
 		}
 		group.Wait()
 		if won != 1 {
-			l.Errorf("%d sessions have taken one payload", won)
+			l.Errorf("%d sessions accepted the same payload", won)
 		}
 	})
 }
 
 const kindSessionKey store.Kind = 18
 
-// TestSessionKeys: all who work on a store share a key, which changes daily and is
-// honoured for one session more.
+// TestSessionKeys: all vaults on a store share a key. It changes daily, and is honoured for
+// the length of one more session.
 func TestSessionKeys(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		_, first := l.session(nil)
@@ -500,28 +504,28 @@ func TestSessionKeys(t *testing.T) {
 		}
 		l.pass(5 * time.Minute)
 		if _, err := l.CompleteSession(l.Context(), later, nil); !errors.Is(err, cardvault.ErrNotFound) {
-			l.Errorf("a session that is over: %v", err)
+			l.Errorf("an ended session: %v", err)
 		}
 
-		// A session can be read to its end with any SessionTTL.
+		// A session stays readable to its end, with any SessionTTL.
 		l.pass(45*time.Minute - 2*time.Second)
 		last, fresh := l.session(nil)
 		old := encrypts(l, s, entered, nil)
 		l.completes(last, encrypts(l, s, strings.Replace(entered, "737", "7", 1), nil))
 		l.pass(2 * time.Second)
-		l.refuses("under a key that is over", last, old, "undecryptable")
+		l.refuses("under an expired key", last, old, "undecryptable")
 		l.drain()
 		if done := l.completes(last, encrypts(l, fresh, entered, nil)); done.State != cardvault.SessionSucceeded {
 			l.Errorf("under the key of the day: %+v", done)
 		}
 
-		// Nothing of keys and payloads stays.
+		// No keys and payloads are left over.
 		l.pass(25 * time.Hour)
 		l.drain()
 		l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
 			for kind := range store.Kind(255) {
 				if kind+1 == 9 {
-					continue // network tokens are looked up now and then
+					continue // network tokens are looked up regularly
 				}
 				if due, err := tx.Due(kind+1, store.AllShards, time.Now().Add(100*24*time.Hour), 1); err != nil || len(due) > 0 {
 					return fmt.Errorf("%d records of kind %d are due: %w", len(due), kind+1, err)
@@ -532,8 +536,8 @@ func TestSessionKeys(t *testing.T) {
 	})
 }
 
-// TestBadSessionKeys: a key that cannot be read, or comes from a clock that was
-// ahead, keeps nobody from entering a card.
+// TestBadSessionKeys: cards can be entered even if a key is unreadable, or was made by a
+// clock that was ahead.
 func TestBadSessionKeys(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		_, first := l.session(nil)
@@ -541,14 +545,14 @@ func TestBadSessionKeys(t *testing.T) {
 		l.restart()
 		id, second := l.session(nil)
 		if second.Key.ID == first.Key.ID {
-			l.Error("a damaged key is given out")
+			l.Error("a damaged key is handed out")
 		}
 		l.completes(id, encrypts(l, second, entered, nil))
 		if !strings.Contains(l.log.text(), "session key cannot be read") {
 			l.Errorf("logged: %s", l.log.text())
 		}
 	})
-	state := memstore.New() // of both bubbles
+	state := memstore.New() // shared by both bubbles
 	inLab(t, nil, func(l *lab) {
 		l.store.rests(state)
 		l.Vault = l.open()
@@ -562,13 +566,13 @@ func TestBadSessionKeys(t *testing.T) {
 		l.completes(id, encrypts(l, first, entered, nil))
 		l.pass(25 * time.Hour)
 		if _, second := l.session(nil); second.Key.ID == first.Key.ID {
-			l.Error("a key from the future is given out for days")
+			l.Error("a key from the future is handed out for days")
 		}
 	})
 }
 
-// TestSessionKeyWait: who waits for a key waits no longer than it likes, and what
-// could not be stored is not made anew.
+// TestSessionKeyWait: a call that waits for a key waits no longer than its context allows. A
+// key that could not be stored is used again.
 func TestSessionKeyWait(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, err := l.CreateSession(l.Context(), nil)
@@ -598,17 +602,17 @@ func TestSessionKeyWait(t *testing.T) {
 	})
 }
 
-// TestTokenizeScheme: what scheme a card has is what its token shows.
+// TestTokenizeScheme: the scheme of the token decides whether a card is allowed.
 func TestTokenizeScheme(t *testing.T) {
 	opts := &cardvault.Options{Mode: cardvault.Sandbox, Schemes: []card.Scheme{card.Mastercard}}
 	inLab(t, opts, func(l *lab) {
 		id, s := l.session(nil)
 		_, err := l.Tokenize(l.Context(), id, visa)
 		if e := cardvault.FieldErrors(err); len(e) != 1 || e[0].Field != "PAN" || e[0].Code != "invalid_enum" {
-			l.Errorf("another scheme: %v", err)
+			l.Errorf("Tokenize with another scheme: %v", err)
 		}
 		if got := l.completes(id, encrypts(l, s, entered, nil)); got.ReasonCode != "unsupported_scheme" {
-			l.Errorf("another scheme: %+v", got)
+			l.Errorf("CompleteSession with another scheme: %+v", got)
 		}
 		if _, err := l.Import(l.Context(), visa, nil); err != nil {
 			l.Errorf("an import: %v", err)

@@ -23,7 +23,7 @@ func portal() ppan.Account {
 	return ppan.Account{AID: "22222", MID: "11111", PortalID: "3333333", Hash: ppan.NewHash([]byte(portalHash))}
 }
 
-// providerFunc is a provider of pseudo card numbers.
+// A providerFunc is a provider of pseudo card numbers.
 type providerFunc func(context.Context, *ppan.Request) (*ppan.Answer, error)
 
 func (providerFunc) Info() ppan.Info { return ppan.Info{Name: "func"} }
@@ -81,14 +81,14 @@ func TestPPAN(t *testing.T) {
 		_, err := l.ObtainPPAN(l.Context(), id, portal())
 		l.must(err)
 		if strings.Contains(sent, "737 ") {
-			l.Error("a code that was consumed is sent")
+			l.Error("a consumed code is sent")
 		}
 		vaulttest.AssertNoLeak(t, []string{portalHash}, portal(), fmt.Sprintf("%+v %#v", portal(), portal()), l.log.text())
 	})
 }
 
-// TestPPANFailures: whatever a provider does ends in one of four errors, with
-// nothing of the request in error or log.
+// TestPPANFailures: every failure of a provider is returned as one of four errors. Neither
+// the error nor the log contains anything of the request.
 func TestPPANFailures(t *testing.T) {
 	with := func(edit func(*ppan.Answer)) providerFunc {
 		return func(context.Context, *ppan.Request) (*ppan.Answer, error) {
@@ -101,14 +101,14 @@ func TestPPANFailures(t *testing.T) {
 		return func(context.Context, *ppan.Request) (*ppan.Answer, error) { return valid(), err }
 	}
 	const pan = "4242424242424242"
-	// What is no hash may be in an answer.
+	// An answer may contain parts of a hash that is too short to be real.
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: with(func(p *ppan.Answer) {
 		*p = ppan.Answer{Status: ppan.Error, ErrorCode: "2006", ErrorMessage: "hash faulty"}
 	})}, func(l *lab) {
 		a := portal()
 		a.Hash = ppan.NewHash([]byte("6"))
 		if p, err := l.ObtainPPAN(l.Context(), l.imports(visa), a); err != nil || p.Status != ppan.Error {
-			l.Errorf("a hash that is none: %+v, %v", p, err)
+			l.Errorf("a one-digit hash: %+v, %v", p, err)
 		}
 	})
 	for name, test := range map[string]struct {
@@ -121,7 +121,7 @@ func TestPPANFailures(t *testing.T) {
 		"an error with the code":    {fails(errors.New("cardcvc2=7373")), cardvault.ErrProviderUnavailable},
 		"nothing":                   {func(context.Context, *ppan.Request) (*ppan.Answer, error) { return nil, nil }, cardvault.ErrProviderUnavailable},
 		"panic":                     {func(context.Context, *ppan.Request) (*ppan.Answer, error) { panic(pan) }, cardvault.ErrProviderUnavailable},
-		"a deadline of its own":     {fails(context.DeadlineExceeded), cardvault.ErrProviderTimeout},
+		"its own deadline":          {fails(context.DeadlineExceeded), cardvault.ErrProviderTimeout},
 		"no status":                 {with(func(p *ppan.Answer) { p.Status = 0 }), cardvault.ErrProviderUnavailable},
 		"another status":            {with(func(p *ppan.Answer) { p.Status = 4 }), cardvault.ErrProviderUnavailable},
 		"valid without a number":    {with(numbered("")), cardvault.ErrProviderUnavailable},
@@ -162,14 +162,14 @@ func TestPPANFailures(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	// Whatever a provider calls it, when its time is over it is a timeout.
+	// After the deadline any error of a provider is a timeout.
 	words := providerFunc(func(ctx context.Context, _ *ppan.Request) (*ppan.Answer, error) {
 		<-ctx.Done()
 		return nil, errors.New("read: connection closed")
 	})
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: words}, func(l *lab) {
 		if _, err := l.ObtainPPAN(l.Context(), l.imports(visa), portal()); !errors.Is(err, cardvault.ErrProviderTimeout) {
-			l.Errorf("an error in words of its own: %v", err)
+			l.Errorf("an error in other words: %v", err)
 		}
 	})
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: hangs, PPANTimeout: 3 * time.Second}, func(l *lab) {
@@ -181,12 +181,12 @@ func TestPPANFailures(t *testing.T) {
 		ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 		defer cancel()
 		if _, err := l.ObtainPPAN(ctx, id, portal()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cardvault.ErrProviderTimeout) {
-			l.Errorf("when the deadline of the caller comes first: %v", err)
+			l.Errorf("with an earlier deadline of the caller: %v", err)
 		}
 		leaving, leave := context.WithCancel(l.Context())
 		time.AfterFunc(time.Second, leave)
 		if _, err := l.ObtainPPAN(leaving, id, portal()); !errors.Is(err, context.Canceled) || errors.Is(err, cardvault.ErrProviderTimeout) {
-			l.Errorf("when the caller leaves: %v", err)
+			l.Errorf("after the caller left: %v", err)
 		}
 	})
 }
@@ -231,7 +231,7 @@ func TestPPANRefused(t *testing.T) {
 	})
 	for _, d := range []time.Duration{time.Millisecond, 2 * time.Minute, -1} {
 		if _, err := newVault(t, &cardvault.Options{PPANTimeout: d}); err == nil {
-			t.Errorf("a timeout of %v is taken", d)
+			t.Errorf("a timeout of %v is accepted", d)
 		}
 	}
 	if _, err := newVault(t, &cardvault.Options{PPAN: toy{provider}}); !errors.Is(err, cardvault.ErrWrongMode) {
@@ -239,8 +239,9 @@ func TestPPANRefused(t *testing.T) {
 	}
 }
 
-// TestPPANAccounts: a live vault sends cards for those alone whom the operator has named,
-// a sandbox for the first alone unless he has named others; and each time that is logged.
+// TestPPANAccounts: a live vault sends cards only for provider accounts that the operator
+// has named. A sandbox sends them only for the first one, unless others were named. Each
+// attempt is logged.
 func TestPPANAccounts(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
@@ -274,7 +275,7 @@ func TestPPANAccounts(t *testing.T) {
 					l.Errorf("for %s: %v, want %v", a.AID, err, want)
 				}
 				if errors.Is(want, cardvault.ErrProviderAccount) != (len(sent) == before) {
-					l.Errorf("for %s: the provider got cards for %q", a.AID, sent)
+					l.Errorf("for %s: the provider received cards for %q", a.AID, sent)
 				}
 			})
 			vaulttest.AssertNoLeak(t, []string{portalHash, "737", "4242424242424242"}, l.log.text())
@@ -358,7 +359,7 @@ func TestPPANAccounts(t *testing.T) {
 		}
 		group.Wait()
 		if len(sent) != 1 {
-			l.Errorf("of several that come first cards are sent for %q", sent)
+			l.Errorf("several accounts at once: cards are sent for %q", sent)
 		}
 	})
 
@@ -378,7 +379,7 @@ func TestPPANAccounts(t *testing.T) {
 	}
 }
 
-// A toy is a provider for sandboxes.
+// A toy is a provider for sandboxes only.
 type toy struct{ providerFunc }
 
 func (toy) Info() ppan.Info { return ppan.Info{Name: "toy", SandboxOnly: true} }

@@ -11,7 +11,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// What quotas do on any store is tested by vaultsuite.Run.
+// vaultsuite.Run tests quotas on any store.
 
 func TestQuotaBounds(t *testing.T) {
 	for _, q := range []cardvault.Quotas{
@@ -19,12 +19,12 @@ func TestQuotaBounds(t *testing.T) {
 		{OpenSessions: -1}, {OpenSessions: 10_000_001}, {PaymentData: -1}, {PaymentData: 1_000_001},
 	} {
 		if _, err := newVault(t, &cardvault.Options{Quotas: q}); err == nil {
-			t.Errorf("%+v is taken", q)
+			t.Errorf("%+v is accepted", q)
 		}
 	}
 }
 
-// TestQuotaOfLapsed: what has lapsed does not count, also if nobody has erased it.
+// TestQuotaOfLapsed: lapsed records are not counted, even if they have not been erased.
 func TestQuotaOfLapsed(t *testing.T) {
 	for what, create := range map[string]func(l *lab) error{
 		"an API key": func(l *lab) error {
@@ -44,7 +44,7 @@ func TestQuotaOfLapsed(t *testing.T) {
 			for range 3 {
 				l.pass(29 * time.Second)
 				if err := create(l); !errors.Is(err, cardvault.ErrQuotaExceeded) {
-					l.Errorf("%s too many: %v", what, err)
+					l.Errorf("%s beyond the quota: %v", what, err)
 				}
 				l.pass(time.Second)
 				l.must(create(l))
@@ -53,8 +53,8 @@ func TestQuotaOfLapsed(t *testing.T) {
 	}
 }
 
-// TestQuotaOfMany: also where not each call counts, an account gets what it may have and
-// no more.
+// TestQuotaOfMany: even when calls do not count each time, an account can use its whole
+// quota and no more.
 func TestQuotaOfMany(t *testing.T) {
 	const limit = 9000
 	l := &lab{TB: t, net: new(scripted), store: &frail{base: memstore.New()}}

@@ -18,12 +18,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// A process that dies with a provisioning under way leaves neither a second
-// network token nor one that nobody knows.
+// TestKilledWhileProvisioning: a process that dies during a provisioning leaves neither a
+// second network token nor one without a holder.
 func TestKilledWhileProvisioning(t *testing.T) {
 	for _, test := range []struct {
 		what   string
-		before bool // the network does not get the call
+		before bool // the network does not receive the call
 		fail   error
 		done   bool
 	}{
@@ -85,7 +85,8 @@ func TestKilledWhileProvisioning(t *testing.T) {
 	}
 }
 
-// Whenever a token is deleted that is pending, nothing is left at the network.
+// TestDeleteWhilePending: whenever a pending token is deleted, nothing is left at the
+// network.
 func TestDeleteWhilePending(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("killed %v", restart), func(t *testing.T) {
@@ -141,7 +142,7 @@ func TestDeleteWhilePending(t *testing.T) {
 					})
 				})
 			}
-			t.Run("another process does what is due", func(t *testing.T) {
+			t.Run("another process does the due work", func(t *testing.T) {
 				inLab(t, live, func(l *lab) {
 					id := l.imports(visa)
 					l.net.script(func(_ context.Context, c call) error {
@@ -178,7 +179,7 @@ func TestDeleteWhilePending(t *testing.T) {
 				inLab(t, live, func(l *lab) {
 					l.net.script(nil, refuse("Provision", errors.New("lost")))
 					id := l.imports(visa)
-					l.run(func() { l.pass(time.Hour) }) // the next try is far away
+					l.run(func() { l.pass(time.Hour) }) // the next attempt is far off
 					l.held(1)
 					l.must(l.Vault.Delete(l.Context(), id))
 					if restart {
@@ -192,8 +193,8 @@ func TestDeleteWhilePending(t *testing.T) {
 	}
 }
 
-// A deletion at the network is tried until it is done, and a network that says
-// that it is overloaded has not said that there is nothing.
+// TestReleaseRetries: a deletion at the network is retried until it is done. The answer of
+// an overloaded network does not mean that the network token is gone.
 func TestReleaseRetries(t *testing.T) {
 	for what, answer := range map[string]error{
 		"down": errors.New("connection refused"), "overloaded": schemeError("scheme_unavailable"),
@@ -218,7 +219,7 @@ func TestReleaseRetries(t *testing.T) {
 			})
 		}
 	}
-	// The pauses are those of a provisioning.
+	// The pauses are the same as for a provisioning.
 	inLab(t, live, func(l *lab) {
 		id := l.become(active)
 		l.must(l.Vault.Delete(l.Context(), id))
@@ -231,7 +232,7 @@ func TestReleaseRetries(t *testing.T) {
 			l.drain()
 		}
 		if n := len(l.net.asked("Delete")); n != 35 {
-			t.Errorf("it is tried %d times", n)
+			t.Errorf("%d attempts", n)
 		}
 		if !strings.Contains(l.log.text(), "left at the network") {
 			t.Error("giving up is not logged")
@@ -239,7 +240,8 @@ func TestReleaseRetries(t *testing.T) {
 	})
 }
 
-// Tokens of one number may share a network token: it is deleted with the last.
+// TestSharedNetworkToken: tokens with the same number may share a network token, which is
+// deleted with the last of them.
 func TestSharedNetworkToken(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.net.shared = true
@@ -255,14 +257,14 @@ func TestSharedNetworkToken(t *testing.T) {
 			l.must(l.Vault.Delete(l.Context(), id))
 			l.must(l.store.View(l.Context(), func(tx store.ReadTx) error {
 				if due, err := tx.Next(kindRelease, store.AllShards); !due.IsZero() || err != nil {
-					t.Errorf("something is to be deleted at %v, %v", due, err)
+					t.Errorf("a deletion is due at %v, %v", due, err)
 				}
 				return nil
 			}))
 			l.drain()
 			l.held(1)
 		}
-		// One more comes, and the others go.
+		// Another token is added, and the others are deleted.
 		again := l.imports(visa)
 		l.drain()
 		l.must(l.In(a.ID).Delete(l.Context(), far.ID))
@@ -277,8 +279,9 @@ func TestSharedNetworkToken(t *testing.T) {
 	})
 }
 
-// The last holder goes while another comes: whoever is there in the end has a
-// network token that lives, and no other is left.
+// TestSharedNetworkTokenRace: the last holder is deleted while another token is added. In
+// the end the remaining token has an active network token, and no other network token is
+// left.
 func TestSharedNetworkTokenRace(t *testing.T) {
 	for what, race := range map[string]func(l *lab, old uuid.UUID) (comes uuid.UUID){
 		"deleted before the call": func(l *lab, old uuid.UUID) uuid.UUID {
@@ -300,7 +303,7 @@ func TestSharedNetworkTokenRace(t *testing.T) {
 			answered, gone := make(chan struct{}), make(chan struct{})
 			l.net.script(func(_ context.Context, c call) error {
 				if c.method == "Delete" {
-					<-answered // the network has given it to another meanwhile
+					<-answered // meanwhile the network has given it to another token
 				}
 				return nil
 			}, func(_ context.Context, c call) error {
@@ -318,8 +321,8 @@ func TestSharedNetworkTokenRace(t *testing.T) {
 			return l.imports(visa)
 		},
 		"taken up while a lost one is looked up": func(l *lab, old uuid.UUID) uuid.UUID {
-			// A token whose answer was lost is deleted with the last holder. What
-			// it had is looked up, and that very one is given to a third.
+			// A token whose answer was lost is deleted together with the last holder. Its
+			// network token is looked up, and then given to a third token.
 			l.net.script(nil, refuse("Provision", errors.New("lost")))
 			lost := l.imports(visa)
 			l.drain()
@@ -346,8 +349,8 @@ func TestSharedNetworkTokenRace(t *testing.T) {
 	}
 }
 
-// A lost network token that was looked up to be deleted is not deleted once
-// another token has taken it up.
+// TestReleaseOfALostOne: a lost network token is looked up for its deletion. It is not
+// deleted if another token has taken it up meanwhile.
 func TestReleaseOfALostOne(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.net.shared = true
@@ -356,7 +359,7 @@ func TestReleaseOfALostOne(t *testing.T) {
 		l.drain()
 		l.must(l.Vault.Delete(l.Context(), lost))
 		var comes uuid.UUID
-		// Between what the look-up says and the deletion another comes.
+		// Another token is added between the answer to the look-up and the deletion.
 		l.net.script(nil, func(_ context.Context, c call) error {
 			if c.method == "Lookup" && comes == uuid.Nil {
 				comes = l.imports(visa)
@@ -369,7 +372,7 @@ func TestReleaseOfALostOne(t *testing.T) {
 		l.is(comes, active, "")
 		l.held(1)
 	})
-	// The other order: it comes between the decision and the deletion.
+	// In the other order: the token is added between the decision and the deletion.
 	inLab(t, live, func(l *lab) {
 		l.net.shared = true
 		l.net.script(nil, refuse("Provision", errors.New("lost")))
@@ -391,7 +394,7 @@ func TestReleaseOfALostOne(t *testing.T) {
 	})
 }
 
-// What is damaged can be removed.
+// TestDeleteDamagedNetworkToken: tokens with a damaged network token can be deleted.
 func TestDeleteDamagedNetworkToken(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, other := l.become(active), l.become(active)
@@ -405,16 +408,16 @@ func TestDeleteDamagedNetworkToken(t *testing.T) {
 			}
 		}
 		l.drain()
-		l.held(1) // what it was cannot be known
+		l.held(1) // its id cannot be known
 		if !strings.Contains(l.log.text(), "left at the network") {
-			t.Error("that is not logged")
+			t.Error("the remaining network token is not logged")
 		}
 	})
 }
 
-// Whatever fails, on the way to the network, on the way back, at the network, in
-// the store or in the process, and in whatever order: when all is well again each
-// token has what the network says of it, and there is nothing else at the network.
+// TestNothingIsLeft: calls, answers, the network, the store and the process fail in any
+// order. After everything has recovered, each token agrees with the network, and nothing
+// else is left there.
 func TestNothingIsLeft(t *testing.T) {
 	for seed := range uint64(100) {
 		shared := seed%3 == 0
@@ -432,7 +435,7 @@ func TestNothingIsLeft(t *testing.T) {
 				return r.IntN(n) == 0
 			}
 			l.net.shared = shared
-			var granted sync.Map // keys of calls that may be under way still
+			var granted sync.Map // keys of calls that may still be in progress
 			l.net.script(func(ctx context.Context, c call) error {
 				_, known := granted.Load(c.key)
 				switch {
@@ -489,7 +492,7 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 				case 4:
 					if len(ids) > 0 {
-						_, _ = l.Provision(ctx, ids[r.IntN(len(ids))], nil) // what comes of it does not matter
+						_, _ = l.Provision(ctx, ids[r.IntN(len(ids))], nil) // the result does not matter
 					}
 				case 5:
 					l.happens(r)
@@ -500,7 +503,7 @@ func TestNothingIsLeft(t *testing.T) {
 				case 8:
 					_, _ = l.UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(chance(3))})
 				}
-				// Some of the work is cut off by a process that dies.
+				// Sometimes a dying process interrupts the work.
 				working, stop := context.WithTimeout(ctx, time.Duration(r.IntN(3000))*time.Millisecond)
 				_ = l.Drain(working)
 				stop()
@@ -523,12 +526,12 @@ func TestNothingIsLeft(t *testing.T) {
 				switch token.NetworkTokenStatus {
 				case active, inactive, deleted:
 					if state != token.NetworkTokenStatus {
-						l.Errorf("%v, and at the network %v", token.NetworkTokenStatus, state)
+						l.Errorf("status %v, at the network %v", token.NetworkTokenStatus, state)
 					}
 				case failed:
-					// In the sandbox the vault soon stops looking, but not before five times.
+					// In the sandbox the vault soon stops looking, but only after five look-ups.
 					if state != notAvailable && state != deleted && !l.lookedUp(token, 5) {
-						l.Errorf("failed for %q, and at the network %v", token.NetworkTokenStatusReason.Code, state)
+						l.Errorf("failed because of %q, at the network %v", token.NetworkTokenStatusReason.Code, state)
 					}
 				case pending:
 					l.Errorf("a token is pending in the end")
@@ -539,7 +542,7 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			for _, id := range l.net.left() {
 				if !holders[id] {
-					l.Errorf("%s is at the network, and nobody has it", id)
+					l.Errorf("%s is at the network without a holder", id)
 				}
 			}
 			for _, token := range page.Items {
@@ -554,8 +557,8 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// lookedUp reports whether the sandbox has asked n times what became of a provisioning
-// since it gave it up.
+// lookedUp reports whether the vault is a sandbox and has looked up a provisioning n times
+// since giving it up.
 func (l *lab) lookedUp(token *cardvault.Token, n int) bool {
 	for _, c := range l.net.asked("Lookup") {
 		if strings.HasPrefix(c.key, token.ID.String()) && c.at.After(token.NetworkTokenStatusReason.OccurredAt) {
@@ -565,8 +568,8 @@ func (l *lab) lookedUp(token *cardvault.Token, n int) bool {
 	return n <= 0 && l.opts.Mode == cardvault.Sandbox
 }
 
-// happens lets something happen to a network token, of which the notice may be
-// lost, late or doubled.
+// happens changes a network token at the network. The notice may be lost, late or
+// duplicated.
 func (l *lab) happens(r *rand.Rand) {
 	left := l.net.left()
 	if len(left) == 0 {
@@ -591,7 +594,7 @@ func (l *lab) happens(r *rand.Rand) {
 		}
 	})
 	for range r.IntN(3) {
-		_ = l.Notify(l.Context(), n) // the network tries no more often
+		_ = l.Notify(l.Context(), n) // the network does not retry more often
 	}
 }
 
@@ -605,9 +608,9 @@ func (n *scripted) forbids(all bool) {
 	}
 }
 
-// stateOf returns the state of the network token that a token was last provisioned with,
-// and its id. What the network gave for an earlier attempt was about to be deleted, or is
-// held by another token of the card.
+// stateOf returns the state and id of the network token from a token's last provisioning.
+// The network tokens of earlier attempts are about to be deleted, or are held by another
+// token of the card.
 func (n *scripted) stateOf(token uuid.UUID) (network.Status, string) {
 	last := ""
 	for _, c := range n.asked("Provision") {
@@ -626,7 +629,7 @@ func (n *scripted) stateOf(token uuid.UUID) (network.Status, string) {
 }
 
 // TestPausedThenDeleted: a process that is slow to call the network loses its shard, and the
-// token is deleted meanwhile. The network token that its call makes is deleted too.
+// token is deleted meanwhile. The network token made by its call is deleted too.
 func TestPausedThenDeleted(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.imports(visa)
@@ -643,7 +646,7 @@ func TestPausedThenDeleted(t *testing.T) {
 		l.Vault = l.open()
 		l.run(func() {
 			l.must(l.Vault.Delete(l.Context(), id))
-			for range 32 { // which wait in all shards
+			for range 32 { // they wait in all shards
 				l.imports(visa)
 				l.pass(10 * time.Second)
 			}
@@ -656,8 +659,9 @@ func TestPausedThenDeleted(t *testing.T) {
 	})
 }
 
-// TestDoubtOfAJobPutOff: a process dies after its calls, and the next one puts the jobs off
-// because of Options.NetworkRate. They stay in doubt: their deletion leaves releases.
+// TestDoubtOfAJobPutOff: a process dies after its calls, and the next process postpones the
+// jobs because of Options.NetworkRate. They stay doubtful, so their deletion leaves
+// releases.
 func TestDoubtOfAJobPutOff(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 0.1}, func(l *lab) {
 		var ids []uuid.UUID

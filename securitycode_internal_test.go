@@ -7,7 +7,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// TestClosedCodes: the security codes that a vault keeps go with it.
+// TestClosedCodes: Close erases the security codes that a vault keeps.
 func TestClosedCodes(t *testing.T) {
 	keys, err := KeyBytes(make([]byte, KeySize))
 	if err != nil {
@@ -30,6 +30,6 @@ func TestClosedCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kept := v.codes.Find(t.Context(), v.rows, token.ID); len(kept.Digits()) != 0 {
-		t.Error("the code is there after Close")
+		t.Error("the code still exists after Close")
 	}
 }

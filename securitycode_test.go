@@ -60,17 +60,17 @@ func TestSecurityCodeTTL(t *testing.T) {
 	}
 	for _, ttl := range []time.Duration{time.Second, time.Minute - 1, 15*time.Minute + 1, -1} {
 		if _, err := newVault(t, &cardvault.Options{SecurityCodeTTL: ttl}); err == nil {
-			t.Errorf("a TTL of %v is taken", ttl)
+			t.Errorf("a TTL of %v is accepted", ttl)
 		}
 	}
 	for _, n := range []int{-1, 1e8 + 1} {
 		if _, err := newVault(t, &cardvault.Options{SecurityCodeCapacity: n}); err == nil {
-			t.Errorf("a capacity of %d is taken", n)
+			t.Errorf("a capacity of %d is accepted", n)
 		}
 	}
 }
 
-// TestRefreshSessionEnds: a session in which a code is entered lapses like any.
+// TestRefreshSessionEnds: a session for entering a code expires like any other.
 func TestRefreshSessionEnds(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id := l.imports(visa)
@@ -85,8 +85,8 @@ func TestRefreshSessionEnds(t *testing.T) {
 	})
 }
 
-// TestSecurityCodeInProvisioning: the network gets the code while it is there,
-// and does not use it up.
+// TestSecurityCodeInProvisioning: the network receives the code while it is stored, without
+// consuming it.
 func TestSecurityCodeInProvisioning(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Live, SecurityCodeTTL: time.Minute}, func(l *lab) {
 		l.net.script(refuse("Provision", schemeError("issuer_unavailable")), nil)
@@ -94,7 +94,7 @@ func TestSecurityCodeInProvisioning(t *testing.T) {
 		l.drain()
 		l.hasCode(id, true)
 		l.net.script(nil, nil)
-		l.pass(40 * time.Second) // the second try
+		l.pass(40 * time.Second) // until the second attempt
 		l.drain()
 		l.is(id, active, "")
 		other := l.imports(visa)
@@ -112,13 +112,13 @@ func TestSecurityCodeInProvisioning(t *testing.T) {
 		l.must2(l.Provision(l.Context(), late, nil))
 		l.drain()
 		if got := l.net.codes[len(l.net.codes)-1]; got != "" {
-			l.Error("a code came after its time")
+			l.Error("an expired code was sent")
 		}
 	})
 }
 
-// TestConsumedInProvisioning: a network does not get a code that was consumed between two
-// tries, also if its cache still has it.
+// TestConsumedInProvisioning: a code consumed between two attempts is not sent to the
+// network, even if the cache still has it.
 func TestConsumedInProvisioning(t *testing.T) {
 	cache := &undeleting{codecache.New(10, nil)}
 	inLab(t, &cardvault.Options{Mode: cardvault.Live, Codes: cache}, func(l *lab) {
@@ -136,15 +136,15 @@ func TestConsumedInProvisioning(t *testing.T) {
 	})
 }
 
-// An undeleting is a cache that erases nothing.
+// An undeleting cache erases nothing.
 type undeleting struct{ store.CodeCache }
 
 func (undeleting) Delete(context.Context, uuid.UUID) error { return nil }
 
-// TestConsumeDies: wherever a process dies that consumes a code, the code is ended or as
-// it was, and the repetition under its idempotency key ends no later one.
+// TestConsumeDies: wherever a process dies while consuming a code, the code is either erased
+// or unchanged. Repeating the call under its idempotency key erases no later code.
 func TestConsumeDies(t *testing.T) {
-	for survived := range 3 { // writes
+	for survived := range 3 { // number of writes before the process dies
 		inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codecache.New(10, nil)}, func(l *lab) {
 			id := l.imports(coded(visa, "111"))
 			ctx, under := l.Context(), &cardvault.CallOptions{IdempotencyKey: "order 1"}
@@ -171,14 +171,14 @@ func TestConsumeDies(t *testing.T) {
 	}
 }
 
-// TestSecurityCodeInRefusals: a network that tells the code again, against its
-// contract, does not get it into log, answer or event.
+// TestSecurityCodeInRefusals: a network may repeat the code in an answer, against its
+// contract. The code does not reach a log, an answer or an event.
 func TestSecurityCodeInRefusals(t *testing.T) {
 	events := new(vaulttest.Recorder)
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Events: events}, func(l *lab) {
 		for what, test := range map[string]struct {
 			err  error
-			code string // what the reason shows of it
+			code string // the part of it that the reason shows
 		}{
 			"an error":                {errors.New(`400: {"cvc2":"7373"}`), ""},
 			"an error with a number":  {errors.New("card 4242 and 4242, 4242: 4242"), ""},
@@ -202,8 +202,7 @@ func TestSecurityCodeInRefusals(t *testing.T) {
 	})
 }
 
-// TestCallerGone: a caller that leaves in mid-call loses no code, and leaves none
-// behind.
+// TestCallerGone: a caller that leaves during a call loses no code, and leaves none behind.
 func TestCallerGone(t *testing.T) {
 	cache := &countedCodes{CodeCache: codecache.New(10, nil), ids: map[uuid.UUID]bool{}}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: cache}, func(l *lab) {
@@ -221,13 +220,13 @@ func TestCallerGone(t *testing.T) {
 			l.Fatal("an import on a full disk succeeds")
 		}
 		if n := cache.left(l); n != 1 || len(cache.ids) != 2 {
-			l.Errorf("%d of %d codes are kept, want 1 of 2", n, len(cache.ids))
+			l.Errorf("%d of %d codes are stored, want 1 of 2", n, len(cache.ids))
 		}
 	})
 }
 
-// TestUnknownDeletion: when it is not known whether a token is deleted its code is
-// erased.
+// TestUnknownDeletion: a token's code is erased even if the outcome of the token's deletion
+// is unknown.
 func TestUnknownDeletion(t *testing.T) {
 	cache := &countedCodes{CodeCache: codecache.New(10, nil), ids: map[uuid.UUID]bool{}}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: cache}, func(l *lab) {
@@ -238,12 +237,12 @@ func TestUnknownDeletion(t *testing.T) {
 		}
 		l.store.set(nil, false)
 		if n := cache.left(l); n != 0 || len(cache.ids) != 1 {
-			l.Errorf("%d of %d codes are kept, want none of 1", n, len(cache.ids))
+			l.Errorf("%d of %d codes are stored, want none of 1", n, len(cache.ids))
 		}
 	})
 }
 
-// countedCodes is a cache that notes which ids it was given.
+// countedCodes is a cache that records the ids it was given.
 type countedCodes struct {
 	store.CodeCache
 	mu  sync.Mutex
@@ -273,12 +272,12 @@ func TestSecurityCodeCapacity(t *testing.T) {
 		l.hasCode(second, true)
 		l.hasCode(third, true)
 		if n := strings.Count(l.log.text(), "security codes were evicted early"); n != 1 {
-			l.Errorf("the log tells of it %d times", n)
+			l.Errorf("the log mentions it %d times", n)
 		}
 	})
 }
 
-// TestLateCodes: a cache that keeps a code too long is not believed.
+// TestLateCodes: a vault does not trust a cache that keeps a code too long.
 func TestLateCodes(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: lateCodes{codecache.New(10, nil)}}, func(l *lab) {
 		id := l.imports(coded(visa, "737"))
@@ -289,15 +288,15 @@ func TestLateCodes(t *testing.T) {
 	})
 }
 
-// lateCodes is a cache that forgets nothing in time.
+// lateCodes is a cache that keeps everything too long.
 type lateCodes struct{ store.CodeCache }
 
 func (c lateCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 	return c.CodeCache.Put(ctx, id, value, ttl+time.Hour)
 }
 
-// TestConsumedWhileKept: what a refresh brings to the cache after its code was consumed does
-// not stay there.
+// TestConsumedWhileKept: a refresh that reaches the cache after its code was consumed leaves
+// no code there.
 func TestConsumedWhileKept(t *testing.T) {
 	codes := &waitingCodes{CodeCache: codecache.New(10, nil)}
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: codes}, func(l *lab) {
@@ -321,7 +320,7 @@ func TestConsumedWhileKept(t *testing.T) {
 	})
 }
 
-// waitingCodes is a cache that keeps nothing before it is released.
+// waitingCodes is a cache that stores nothing until it is released.
 type waitingCodes struct {
 	store.CodeCache
 	release chan struct{}
@@ -334,7 +333,7 @@ func (c *waitingCodes) Put(ctx context.Context, id uuid.UUID, value []byte, ttl 
 	return c.CodeCache.Put(ctx, id, value, ttl)
 }
 
-// TestHangingCodes: a cache that does not answer costs an import 50 milliseconds.
+// TestHangingCodes: a cache that does not answer delays an import by 50 milliseconds.
 func TestHangingCodes(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox, Codes: hangingCodes{}}, func(l *lab) {
 		start := time.Now()
@@ -358,7 +357,7 @@ func TestHangingCodes(t *testing.T) {
 		}
 		l.must(l.Delete(l.Context(), id))
 		if n := strings.Count(l.log.text(), "security code could not be"); n != 1 {
-			l.Errorf("the log tells of it %d times", n)
+			l.Errorf("the log mentions it %d times", n)
 		}
 	})
 }

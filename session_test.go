@@ -14,8 +14,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestBusinessKeyOfASession: the token of a session has its business key and provider, which
-// no store sees, and each of its events names the session, also once the token has changed.
+// TestBusinessKeyOfASession: the token of a session has the session's business key and
+// provider, which no store sees. Each of its events names the session, even after the token
+// has changed.
 func TestBusinessKeyOfASession(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		l.store.rests(storetest.Canary(t, l.store.on(), []byte("order-7-key"), []byte("a_shop_of_ours")))
@@ -29,18 +30,18 @@ func TestBusinessKeyOfASession(t *testing.T) {
 			l.must(err)
 			ids[o] = made.ID
 		}
-		l.restart() // it is in the session
+		l.restart() // the session stores them
 		for o, id := range ids {
 			token, err := l.Tokenize(l.Context(), id, visa)
 			l.must(err)
 			if got := l.get(token.ID); got.BusinessKey != o.BusinessKey || got.ImportProvider != o.ImportProvider || got.ExpiresAt.IsZero() != (o.TokenTTL == 0) {
 				t.Errorf("%+v became %+v", o, got)
 			}
-			patch(l, token.ID, "another") // so that the first event is told of a state that is past
+			patch(l, token.ID, "another") // so that the first event shows a past state
 			l.drain()
 			if heard := about(ear, token.ID); len(heard) != 2 || heard[0].Session.UUID() != id.UUID() || heard[1].Session.UUID() != id.UUID() ||
 				heard[0].Token.BusinessKey != o.BusinessKey || heard[0].Reason != receive.ReasonTokenized {
-				t.Errorf("heard %v", heard)
+				t.Errorf("passed %v", heard)
 			}
 			l.must(l.Vault.Delete(l.Context(), token.ID))
 			l.drain()
@@ -49,17 +50,18 @@ func TestBusinessKeyOfASession(t *testing.T) {
 		id := l.imports(visa)
 		l.drain()
 		if heard := about(ear, id); len(heard) != 1 || !heard[0].Session.IsZero() {
-			t.Errorf("an import was heard as %+v", heard)
+			t.Errorf("an import was passed as %+v", heard)
 		}
 	})
 }
 
-// about returns what was passed of a token.
+// about returns the events of a token that were passed.
 func about(ear *listener, token uuid.UUID) []passing {
 	return slices.DeleteFunc(ear.passed(), func(p passing) bool { return p.TokenID != token })
 }
 
-// TestBusinessKeyOfAnIdentified: it is also that of a token whose holder is identified first.
+// TestBusinessKeyOfAnIdentified: a token made after an identification has the business key
+// too.
 func TestBusinessKeyOfAnIdentified(t *testing.T) {
 	identifying(t, cardvault.Options{}, func(l *idvLab) {
 		l.idv.says(pendingIDV, nil)
@@ -79,8 +81,8 @@ func TestBusinessKeyOfAnIdentified(t *testing.T) {
 	})
 }
 
-// TestExpiryLifted: a token whose expiry is lifted stays, and gets a network token when it is
-// asked for.
+// TestExpiryLifted: a token stays once its expiry is removed. It receives a network token on
+// request.
 func TestExpiryLifted(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Sandbox}, func(l *lab) {
 		token, err := l.Import(l.Context(), visa, &cardvault.ImportOptions{TokenTTL: time.Hour})
@@ -101,12 +103,12 @@ func TestExpiryLifted(t *testing.T) {
 
 		_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Now())})
 		if got := cardvault.FieldErrors(err); len(got) != 1 || got[0].Field != "ExpiresAt" {
-			t.Errorf("an expiry is set: %v", err)
+			t.Errorf("setting an expiry: %v", err)
 		}
 	})
 }
 
-// A tardy store makes no write before a time.
+// A tardy store delays writes until a given time.
 type tardy struct {
 	store.Store
 	until time.Time
@@ -117,8 +119,8 @@ func (s *tardy) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, fn)
 }
 
-// TestExpiryLiftedTooLate: an update that is written after the token has expired does not
-// bring it back.
+// TestExpiryLiftedTooLate: an update written after the token has expired does not restore
+// it.
 func TestExpiryLiftedTooLate(t *testing.T) {
 	for _, early := range []time.Duration{time.Microsecond, 0} {
 		inLab(t, nil, func(l *lab) {
@@ -128,11 +130,11 @@ func TestExpiryLiftedTooLate(t *testing.T) {
 			l.store.rests(&tardy{l.store.on(), token.ExpiresAt.Add(-early)})
 			_, err = l.Update(l.Context(), token.ID, cardvault.TokenUpdate{ExpiresAt: new(time.Time)})
 			if early > 0 && err != nil || early == 0 && !errors.Is(err, cardvault.ErrNotFound) {
-				t.Errorf("lifted %v before it expires: %v", early, err)
+				t.Errorf("updated %v before it expires: %v", early, err)
 			}
 			l.pass(time.Minute)
 			if _, err = l.Get(l.Context(), token.ID); (err == nil) != (early > 0) {
-				t.Errorf("lifted %v before it expires: %v", early, err)
+				t.Errorf("updated %v before it expires: %v", early, err)
 			}
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// An event that failed is tried again in time, also while more events come than the sink
-// takes.
+// TestEventRetriedBesideOthers: a failed event is retried in time, even while more events
+// come than the sink can handle.
 func TestEventRetriedBesideOthers(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		first := l.imports(visa)
@@ -35,7 +35,7 @@ func TestEventRetriedBesideOthers(t *testing.T) {
 		began := time.Now()
 		l.run(func() {
 			for range 40 {
-				for range 70 { // a few more than the 64 a second that the sink takes
+				for range 70 { // slightly more than the 64 a second that the sink handles
 					l.imports(visa)
 				}
 				l.pass(time.Second)
@@ -53,7 +53,8 @@ func TestEventRetriedBesideOthers(t *testing.T) {
 	})
 }
 
-// A store that fails for a moment stops events for a moment, not for a lease.
+// TestEventsAfterAnOutage: a brief failure of the store stops events briefly, not for the
+// length of a lease.
 func TestEventsAfterAnOutage(t *testing.T) {
 	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
 		l.run(func() {
@@ -71,7 +72,7 @@ func TestEventsAfterAnOutage(t *testing.T) {
 	})
 }
 
-// A blind store cannot read the records of one kind, once it is on.
+// A blind store, once it is on, cannot read the records of one kind.
 type blind struct {
 	store.Store
 	kind store.Kind
@@ -105,8 +106,8 @@ func (s *blind) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(blindTx{tx, s}) })
 }
 
-// Imports and deletions go on while the store cannot read the queue of the sink, and their
-// events are passed on once it can.
+// TestEventsBesideAnUnreadableQueue: imports and deletions succeed while the store cannot
+// read the sink's queue. Their events are passed on once it can.
 func TestEventsBesideAnUnreadableQueue(t *testing.T) {
 	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
 		s := &blind{Store: l.store, kind: kindSinkQueue}
@@ -124,12 +125,12 @@ func TestEventsBesideAnUnreadableQueue(t *testing.T) {
 	})
 }
 
-// A record of the sink's queue that somebody has edited stops no events.
+// TestEventsBesideAnEditedQueue: an edited record of the sink's queue stops no events.
 func TestEventsBesideAnEditedQueue(t *testing.T) {
 	for what, edit := range map[string]func(*store.Record){
-		"as far as a pause":  func(r *store.Record) { r.Due = time.Now().Add(119 * time.Minute).UTC().Truncate(time.Microsecond) },
-		"far away":           func(r *store.Record) { r.Due = time.Now().AddDate(1, 0, 0).UTC().Truncate(time.Microsecond) },
-		"of another account": func(r *store.Record) { r.Account = uuid.UUID{1: 7} },
+		"as far as a pause": func(r *store.Record) { r.Due = time.Now().Add(119 * time.Minute).UTC().Truncate(time.Microsecond) },
+		"far away":          func(r *store.Record) { r.Due = time.Now().AddDate(1, 0, 0).UTC().Truncate(time.Microsecond) },
+		"another account":   func(r *store.Record) { r.Account = uuid.UUID{1: 7} },
 	} {
 		t.Run(what, func(t *testing.T) {
 			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
@@ -162,8 +163,8 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 	}
 }
 
-// An event is tried again though the queue of a webhook, whose delivery is due as well,
-// cannot be read.
+// TestEventRetriedBesideAnUnreadableQueue: an event is retried even though the queue of a
+// webhook with a due delivery is unreadable.
 func TestEventRetriedBesideAnUnreadableQueue(t *testing.T) {
 	ear := &listener{t: t}
 	inPost(t, cardvault.Options{Mode: cardvault.Sandbox, Events: ear}, func(l *lab, post *post, _ *cardvault.Webhook) {

@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A liar is a store that somebody has edited: its answers are changed.
+// A liar is a store that was edited: its answers are changed.
 type liar struct {
 	store.Store
 	list   func(*store.Query)
@@ -93,7 +93,8 @@ func imported(t *testing.T, v *cardvault.Vault) *cardvault.Token {
 	return token
 }
 
-// The lists of a store are not authenticated, what they lead to is.
+// TestListOfAnotherAccount: the lists of a store are not authenticated, and the records they
+// lead to are.
 func TestListOfAnotherAccount(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	victim := vaultOn(t, l)
@@ -123,8 +124,8 @@ func TestListOfAnotherAccount(t *testing.T) {
 	}
 }
 
-// A due time that the index invents erases nothing, and what cannot be read of
-// one kind keeps no other from being erased.
+// TestSweepTrustsNoIndex: a due time invented by the index erases nothing. Unreadable
+// records of one kind do not keep others from being erased.
 func TestSweepTrustsNoIndex(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		l := &liar{Store: memstore.New()}
@@ -137,7 +138,7 @@ func TestSweepTrustsNoIndex(t *testing.T) {
 		calls := map[store.Kind]int{}
 		l.due = func(kind store.Kind, due []*store.Record) ([]*store.Record, error) {
 			calls[kind]++
-			if len(calls) == 1 { // the first kind that is swept
+			if len(calls) == 1 { // the first kind swept
 				return []*store.Record{{Kind: kind, ID: uuid.New()}}, nil // without a due time
 			}
 			return due, nil
@@ -154,7 +155,8 @@ func TestSweepTrustsNoIndex(t *testing.T) {
 	})
 }
 
-// An unknown key is refused as such whatever state the store is in.
+// TestUnknownKeyOnFullStore: an unknown key is refused as unknown, whatever state the store
+// is in.
 func TestUnknownKeyOnFullStore(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	v := vaultOn(t, l)
@@ -175,7 +177,7 @@ func TestUnknownKeyOnFullStore(t *testing.T) {
 	}
 }
 
-// A reader is a store that remembers what is read.
+// A reader is a store that records its reads.
 type reader struct {
 	store.Store
 	read []string
@@ -201,8 +203,8 @@ func (tx readerTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Rec
 	return tx.ReadTx.Lookup(kind, hash, limit)
 }
 
-// An id of an API key that is not known costs the store what one costs that is known, with
-// a wrong secret, however many keys were made one by the other before it.
+// TestUnknownKeyReads: an unknown API key id costs the store the same reads as a known id
+// with a wrong secret. The length of the chain of creators makes no difference.
 func TestUnknownKeyReads(t *testing.T) {
 	s := &reader{Store: memstore.New()}
 	v := vaultOn(t, s)
@@ -220,7 +222,7 @@ func TestUnknownKeyReads(t *testing.T) {
 	root, text := key(nil)
 	child, below := key(root)
 	_, deep := key(child)
-	// with returns the text of a key with the head of one and the secret of another.
+	// with returns a key text with the head of one key and the secret of another.
 	with := func(head, secret string) string {
 		text := head[:17] + secret[17:60]
 		n := crc32.ChecksumIEEE([]byte(text))
@@ -246,7 +248,7 @@ func TestUnknownKeyReads(t *testing.T) {
 	}
 }
 
-// A session's id opens the session, so the store does not have it.
+// TestSessionIDStaysOut: the id of a session is a credential, so the store does not see it.
 func TestSessionIDStaysOut(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	v := vaultOn(t, l)
@@ -269,7 +271,7 @@ func TestSessionIDStaysOut(t *testing.T) {
 	}
 }
 
-// A clock that is far off makes nothing that would not be found again.
+// TestClockFarOff: a wrong clock makes nothing that could not be found again.
 func TestClockFarOff(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		v := vaultOn(t, memstore.New())
@@ -279,7 +281,7 @@ func TestClockFarOff(t *testing.T) {
 			t.Errorf("in 2101: %v", err)
 		}
 		if _, err := v.Get(t.Context(), token.ID); err != nil {
-			t.Errorf("what was made before: %v", err)
+			t.Errorf("a token made before: %v", err)
 		}
 	})
 }

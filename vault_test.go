@@ -24,8 +24,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// What a vault does on any store is tested by vaultsuite.Run. Here is what
-// concerns the folder of Open, and what shows outside.
+// vaultsuite.Run tests a vault on any store. The tests here cover the folder of Open and
+// whether secrets show outside.
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -63,8 +63,8 @@ func (l *lockedBuffer) text() string {
 	return l.b.String()
 }
 
-// TestOpen lets a vault on disk live through closing, and finds nothing that
-// is secret in its folder or in its log.
+// TestOpen takes a vault on disk through closing and reopening. It finds no secret in the
+// folder or the log.
 func TestOpen(t *testing.T) {
 	ctx := cardvault.WithActor(t.Context(), cardvault.Actor{Address: "192.0.2.7", RequestID: "request-1"})
 	base := t.TempDir()
@@ -145,7 +145,7 @@ func TestOpen(t *testing.T) {
 	vaulttest.AssertNoLeak(t, append(secrets, token.ID.String(), string(token.ID[:])), os.DirFS(dir))
 	if text := log.text(); !strings.Contains(text, "operation=token.import") || !strings.Contains(text, "request_id=request-1") ||
 		!strings.Contains(text, "address=192.0.2.7") || !strings.Contains(text, "object="+token.ID.String()) {
-		t.Error("the log does not tell who did what to which token")
+		t.Error("the log does not show who did which operation on which token")
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 1 || entries[0].Name() != "cardvault.db" {
@@ -153,7 +153,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A session id is a credential: whoever reads the log must not get to use it.
+// TestLogHidesSessions: a session id is a credential, so a reader of the log must not be
+// able to use it.
 func TestLogHidesSessions(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var log lockedBuffer
@@ -178,7 +179,7 @@ func TestLogHidesSessions(t *testing.T) {
 	})
 }
 
-// TestNeverPrints prints card data in every way that a program might.
+// TestNeverPrints prints card data in every way in which a program might.
 func TestNeverPrints(t *testing.T) {
 	c := secretCard()
 	type wrapper struct {
@@ -208,7 +209,7 @@ func TestNeverPrints(t *testing.T) {
 		text.Info("x", "value", value, slog.Group("g", "value", value))
 		jsonLog.Info("x", "value", value, slog.Group("g", "value", value))
 		switch value.(type) {
-		case cardvault.Token, *cardvault.Token: // as REST answers, with the name
+		case cardvault.Token, *cardvault.Token: // with the name, as in REST
 		default:
 			if b, err := json.Marshal(value); err == nil {
 				out.Write(b)
@@ -227,7 +228,7 @@ func TestNeverPrints(t *testing.T) {
 	}
 	vaulttest.AssertNoLeak(t, []string{secretNumber, secretNumber[:12], secretName, secretName[5:], secretCode}, out.Bytes())
 	if !strings.Contains(out.String(), "453201******0366") {
-		t.Error("the masked form does not show either")
+		t.Error("the masked form does not appear either")
 	}
 	c.Wipe()
 	for i, expose := range []func(func([]byte)){c.PAN.Expose, c.SecurityCode.Expose, c.Name.Expose} {
@@ -239,7 +240,7 @@ func TestNeverPrints(t *testing.T) {
 	}
 }
 
-// What a caller passes in stays the caller's: it may be changed and wiped.
+// TestCardIsCopied: values passed in belong to the caller, who may change and wipe them.
 func TestCardIsCopied(t *testing.T) {
 	v := vaulttest.New(t)
 	digits, holder := []byte(secretNumber), []byte(secretName)
@@ -284,7 +285,7 @@ func TestFieldErrors(t *testing.T) {
 	}
 }
 
-// Close waits for nobody who runs in vain: a Run in progress ends with it.
+// TestCloseEndsRun: Close does not wait for Run, which ends with it.
 func TestCloseEndsRun(t *testing.T) {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
 	if err != nil {

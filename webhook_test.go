@@ -45,7 +45,7 @@ func (l *lab) disabled(w *cardvault.Webhook, why string) {
 	}
 }
 
-// TestWebhookSecretHidesItself: nothing of it shows, however it is printed.
+// TestWebhookSecretHidesItself: no part of a secret shows, however it is printed.
 func TestWebhookSecretHidesItself(t *testing.T) {
 	secret := receive.NewWebhookSecret([]byte("whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"))
 	d := &cardvault.Delivery{Secrets: []receive.WebhookSecret{secret}}
@@ -62,7 +62,7 @@ func TestWebhookSecretHidesItself(t *testing.T) {
 	}
 }
 
-// TestSigningSecrets: what signs while a secret is rotated.
+// TestSigningSecrets: the secrets that sign during a rotation.
 func TestSigningSecrets(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.must(l.DeleteWebhook(l.Context(), hook.ID))
@@ -70,7 +70,7 @@ func TestSigningSecrets(t *testing.T) {
 		l.must(err)
 		random, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(signing(hook.Secret), "whsec_"))
 		if err != nil || len(random) != 32 || !strings.HasPrefix(signing(hook.Secret), "whsec_") {
-			t.Errorf("the secret is of %d bytes: %v", len(random), err)
+			t.Errorf("the secret has %d bytes: %v", len(random), err)
 		}
 		signs := func(want ...receive.WebhookSecret) {
 			t.Helper()
@@ -100,7 +100,7 @@ func TestSigningSecrets(t *testing.T) {
 		third := rotate()
 		l.pass(time.Hour)
 		fourth := rotate()
-		signs(second, third, fourth) // each for its day
+		signs(second, third, fourth) // each lasts for a day
 		l.pass(23 * time.Hour)
 		signs(third, fourth)
 		l.pass(time.Hour)
@@ -114,10 +114,10 @@ func TestSigningSecrets(t *testing.T) {
 		}
 		signs(secrets[3:]...)
 		if _, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrTooManySecrets) {
-			t.Errorf("a ninth secret that signs: %v", err)
+			t.Errorf("a ninth active secret: %v", err)
 		}
 		signs(secrets[3:]...)
-		l.pass(17 * time.Hour) // the first of them ends
+		l.pass(17 * time.Hour) // until the first of them expires
 		secrets = append(secrets, rotate())
 		signs(secrets[4:]...)
 		texts := map[string]bool{}
@@ -125,16 +125,16 @@ func TestSigningSecrets(t *testing.T) {
 			texts[signing(s)] = true
 		}
 		if len(texts) != len(secrets) {
-			t.Error("a secret is that of before")
+			t.Error("a secret was used before")
 		}
 	})
 }
 
-// TestSecretRotatedInFlight: a receiver that knows the former secret or the new one
-// understands every delivery, and what is sent again is signed anew.
+// TestSecretRotatedInFlight: a receiver that knows either the former or the new secret can
+// verify every delivery. Retries are signed again.
 func TestSecretRotatedInFlight(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-		knows := "" // the secret that the receiver accepts; "": any
+		knows := "" // the secret that the receiver accepts, or "" for any
 		post.set(func(_ context.Context, d *cardvault.Delivery) (int, error) {
 			<-time.After(time.Second)
 			var secrets []string
@@ -164,7 +164,7 @@ func TestSecretRotatedInFlight(t *testing.T) {
 			}
 		}
 		if refused == 0 || refused > 8 {
-			t.Errorf("%d deliveries were refused, want those that were under way", refused)
+			t.Errorf("%d deliveries were refused, want only those in progress", refused)
 		}
 		if n, again := post.inOrder(url); n != 200 || again != 0 {
 			t.Errorf("%d events have arrived, want 200; %d of them again", n, again)
@@ -172,8 +172,8 @@ func TestSecretRotatedInFlight(t *testing.T) {
 	})
 }
 
-// TestWebhookWithoutSuccess: after five days without one it is disabled, what becomes
-// due then fails, and when it is enabled again the five days begin anew.
+// TestWebhookWithoutSuccess: after five days without success a webhook is disabled, and its
+// due deliveries fail. Once it is enabled again, the five days start over.
 func TestWebhookWithoutSuccess(t *testing.T) {
 	const day = 24 * time.Hour
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -186,17 +186,17 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 			return 200, nil
 		})
 		l.run(func() {
-			l.pass(10 * day) // nothing happens, and that is no failure
+			l.pass(10 * day) // idle time is not a failure
 			l.imports(visa)
 			l.pass(4 * day)
 			l.imports(visa)
 			l.pass(23 * time.Hour)
 			l.disabled(hook, "")
-			l.pass(2 * day) // the second event is attempted again after five days
+			l.pass(2 * day) // includes an attempt for the second event after five days
 			l.disabled(hook, "failing")
 			l.disabled(healthy, "")
 			if strings.Count(l.log.text(), "webhook is disabled") != 1 {
-				t.Error("the end of a webhook is not in the log, or too often")
+				t.Error("the log does not mention the disabled webhook exactly once")
 			}
 			before := len(post.tried(url))
 			missed := l.imports(visa)
@@ -220,19 +220,19 @@ func TestWebhookWithoutSuccess(t *testing.T) {
 			l.pass(time.Second)
 			l.disabled(hook, "")
 			post.has(url, missed)
-			post.has(url, id, patchedEvent) // its creation has failed for good
+			post.has(url, id, patchedEvent) // the creation event has failed for good
 			post.set(func(context.Context, *cardvault.Delivery) (int, error) { return 500, nil })
 			l.imports(visa)
 			l.pass(4 * day)
 			l.imports(visa)
 			l.pass(time.Hour)
-			l.disabled(hook, "") // there was success in between
+			l.disabled(hook, "") // because of the success in between
 		})
 	})
 }
 
-// TestWebhookAfterAQuietTime: it is not disabled because long ago one event failed for
-// good, and then another has to be sent twice.
+// TestWebhookAfterAQuietTime: an event failed for good long ago, and another one is sent
+// twice now. This does not disable the webhook.
 func TestWebhookAfterAQuietTime(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.run(func() {
@@ -253,8 +253,7 @@ func TestWebhookAfterAQuietTime(t *testing.T) {
 	})
 }
 
-// TestWebhookFailsNowAndThen: time in which nothing is attempted is no time without
-// success.
+// TestWebhookFailsNowAndThen: time without attempts is not counted as time without success.
 func TestWebhookFailsNowAndThen(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, code := range []int{500, 503} {
@@ -263,7 +262,7 @@ func TestWebhookFailsNowAndThen(t *testing.T) {
 				post.says(code)
 				l.run(func() {
 					l.imports(visa)
-					l.pass(10 * day) // it has failed for good after three
+					l.pass(10 * day) // the delivery has failed for good after three
 					l.imports(visa)
 					l.pass(4 * day)
 					l.disabled(hook, "")
@@ -276,7 +275,7 @@ func TestWebhookFailsNowAndThen(t *testing.T) {
 	}
 }
 
-// TestWebhookIsGone: one that answers 410 is disabled at once.
+// TestWebhookIsGone: a webhook that answers 410 is disabled at once.
 func TestWebhookIsGone(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.says(410)
@@ -286,7 +285,7 @@ func TestWebhookIsGone(t *testing.T) {
 		l.run(func() { l.pass(time.Hour) })
 		l.disabled(hook, "gone")
 		if n := len(post.tried(url)); n > 8 {
-			t.Errorf("%d attempts after it was gone", n)
+			t.Errorf("%d attempts, most of them after status 410", n)
 		}
 		for _, d := range l.deliveries(hook) {
 			if d.Status != lost {
@@ -302,7 +301,7 @@ func TestWebhookIsGone(t *testing.T) {
 	})
 }
 
-// TestURLChangedInFlight: what a former URL answers does not disable the new one.
+// TestURLChangedInFlight: an answer from a former URL does not disable the new one.
 func TestURLChangedInFlight(t *testing.T) {
 	const moved = "https://moved.example/"
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
@@ -322,8 +321,8 @@ func TestURLChangedInFlight(t *testing.T) {
 	})
 }
 
-// TestDisabledWhileUnderWay: nothing begins any more once a webhook is disabled. What
-// is not due meanwhile goes on when it is enabled again.
+// TestDisabledWhileUnderWay: no attempt starts once a webhook is disabled. Deliveries not
+// yet due continue when it is enabled again.
 func TestDisabledWhileUnderWay(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.set(func(context.Context, *cardvault.Delivery) (int, error) {
@@ -349,7 +348,7 @@ func TestDisabledWhileUnderWay(t *testing.T) {
 				}
 			}
 			if failed != 84 || waiting != 16 {
-				t.Errorf("%d failed, %d under way, want 84 and 16", failed, waiting)
+				t.Errorf("%d failed, %d pending, want 84 and 16", failed, waiting)
 			}
 			l.update(hook, cardvault.WebhookUpdate{Disabled: new(false)})
 			post.set(nil)
@@ -361,8 +360,7 @@ func TestDisabledWhileUnderWay(t *testing.T) {
 	})
 }
 
-// TestDeleteWebhook: nothing is sent any more, and nothing is left but what others
-// have.
+// TestDeleteWebhook: nothing more is sent, and only the records of other webhooks are left.
 func TestDeleteWebhook(t *testing.T) {
 	const other = "https://other.example/"
 	inPost(t, livePost, func(l *lab, post *post, first *cardvault.Webhook) {
@@ -379,7 +377,7 @@ func TestDeleteWebhook(t *testing.T) {
 			l.pass(5 * time.Minute)
 		})
 		if n := len(post.tried(url)); n != 16 {
-			t.Errorf("%d attempts, want those that had begun", n)
+			t.Errorf("%d attempts, want only those in progress", n)
 		}
 		if _, err := l.Webhook(l.Context(), hook.ID); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("Webhook = %v", err)
@@ -389,7 +387,7 @@ func TestDeleteWebhook(t *testing.T) {
 		}
 		a, b, c := len(l.stored(kindWebhook)), len(l.stored(kindQueue)), len(l.stored(kindDelivery))
 		if a != 1 || b != 1 || c != 400 {
-			t.Errorf("%d webhooks, %d queues, %d deliveries are left, want those of the other", a, b, c)
+			t.Errorf("%d webhooks, %d queues, %d deliveries are left, want only the other webhook's", a, b, c)
 		}
 		l.must(l.DeleteWebhook(l.Context(), kept.ID))
 		l.run(func() { l.pass(2 * time.Minute) })
@@ -401,8 +399,8 @@ func TestDeleteWebhook(t *testing.T) {
 	})
 }
 
-// TestDeleteWebhookAtRest: what is in the log of one that has nothing to do is erased
-// too, and what waits where nothing is sent any more.
+// TestDeleteWebhookAtRest: the log of an idle webhook is erased too. So are waiting
+// deliveries in a vault without a sender.
 func TestDeleteWebhookAtRest(t *testing.T) {
 	for _, sends := range []bool{true, false} {
 		t.Run(fmt.Sprint("sender ", sends), func(t *testing.T) {
@@ -428,7 +426,7 @@ func TestDeleteWebhookAtRest(t *testing.T) {
 	}
 }
 
-// TestUnknownWebhooks: calls for one that is not there.
+// TestUnknownWebhooks: calls for a webhook that does not exist.
 func TestUnknownWebhooks(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		a, err := l.CreateAccount(l.Context(), "", nil)
@@ -463,7 +461,7 @@ func TestUnknownWebhooks(t *testing.T) {
 	})
 }
 
-// TestTestWebhook: a test is sent at once and once, also to one that is disabled.
+// TestTestWebhook: a test is sent exactly once and at once, even to a disabled webhook.
 func TestTestWebhook(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		l.update(hook, cardvault.WebhookUpdate{Disabled: new(true), LegacyHMAC: new(true)})
@@ -497,12 +495,12 @@ func TestTestWebhook(t *testing.T) {
 		ctx, cancel := context.WithCancel(l.Context())
 		post.set(func(ctx context.Context, _ *cardvault.Delivery) (int, error) { cancel(); return 0, ctx.Err() })
 		if _, err := l.TestWebhook(ctx, hook.ID); !errors.Is(err, context.Canceled) {
-			t.Errorf("TestWebhook that was cancelled = %v", err)
+			t.Errorf("a cancelled TestWebhook = %v", err)
 		}
 	})
 }
 
-// TestOneTestAtATime: of each webhook.
+// TestOneTestAtATime: each webhook runs one test at a time.
 func TestOneTestAtATime(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		other := l.hook("https://other.example/")
@@ -533,8 +531,8 @@ func TestOneTestAtATime(t *testing.T) {
 	})
 }
 
-// TestNoSender: a vault without one registers nothing, and what it stores waits for
-// one that has it.
+// TestNoSender: a vault without a sender registers no webhooks. Its deliveries wait for a
+// vault with a sender.
 func TestNoSender(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		opts := l.opts
@@ -574,8 +572,8 @@ func TestNoSender(t *testing.T) {
 	})
 }
 
-// TestSecretsOfAWebhookAreExchanged: nothing is sent that is signed by other secrets than
-// a webhook has, or by none, and these are not kept for its own.
+// TestSecretsOfAWebhookAreExchanged: nothing is sent with missing secrets or secrets other
+// than the webhook's own. Such secrets are never stored as its own.
 func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
 	for what, secret := range map[string]func(former *store.Record) []byte{
 		"none":   func(*store.Record) []byte { return nil },
@@ -604,18 +602,18 @@ func TestSecretsOfAWebhookAreExchanged(t *testing.T) {
 				l.imports(visa)
 				l.drain()
 				if !strings.Contains(l.log.text(), "damaged") {
-					t.Error("not a word of it is in the log")
+					t.Error("the log does not mention it")
 				}
 				if sent := post.tried(url); len(sent) > 0 {
-					t.Errorf("sent: %v", sent)
+					t.Errorf("sent with wrong secrets: %v", sent)
 				}
 				if _, err := l.RotateWebhookSecret(l.Context(), hook.ID, nil); !errors.Is(err, cardvault.ErrDamaged) {
-					t.Errorf("rotated: %v", err)
+					t.Errorf("rotation of wrong secrets: %v", err)
 				}
 				put(*whole)
 				l.run(func() { l.pass(2 * time.Minute) })
 				if sent := post.took(url); len(sent) != 1 || len(sent[0].secrets) != 2 {
-					t.Errorf("when all is whole again: %v", sent)
+					t.Errorf("after the repair: %v", sent)
 				}
 			})
 		})

@@ -42,8 +42,8 @@ func (l *lab) count(status network.Status) int64 {
 	return page.TotalItems
 }
 
-// Activating network tokens for an account queues all its eligible tokens, and
-// goes on after a crash.
+// TestActivation: activating network tokens for an account queues all its eligible tokens. A
+// crash does not stop this.
 func TestActivation(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		t.Run(fmt.Sprintf("crash %v", crash), func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestActivation(t *testing.T) {
 				l.must(err)
 				other, err := l.In(a.ID).Import(l.Context(), visa, nil)
 				l.must(err)
-				l.pass(400 * 24 * time.Hour) // 2000 is over
+				l.pass(400 * 24 * time.Hour) // until after 2000
 				l.net.ineligible = func(s card.Scheme) error {
 					if s == card.Mastercard {
 						return configurationError("scheme_not_enabled")
@@ -77,7 +77,7 @@ func TestActivation(t *testing.T) {
 				l.activate(true)
 				during := l.imports(visa)
 				if crash {
-					// Each process dies when it has changed a few hundred tokens.
+					// Each process dies after changing a few hundred tokens.
 					for range 4 {
 						var updates atomic.Int64
 						l.store.hook(func() error {
@@ -115,7 +115,7 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// A watched store calls then after a View, if it is set.
+// A watched store calls then, if it is set, after a View.
 type watched struct {
 	store.Store
 	then func()
@@ -129,14 +129,15 @@ func (s *watched) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return err
 }
 
-// What is imported before the activation is seen, and stored after it, is found.
+// TestActivationWhileImporting: a token is found even if its import began before the
+// activation and was stored after it.
 func TestActivationWhileImporting(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.activate(false)
 		l.pass(time.Hour)
 		w := &watched{Store: l.store.on()}
 		l.store.rests(w)
-		w.then = func() { // the import has looked, and not stored yet
+		w.then = func() { // the import has checked the account, and has stored nothing yet
 			w.then = nil
 			l.activate(true)
 			l.must(l.Drain(l.Context()))
@@ -148,7 +149,8 @@ func TestActivationWhileImporting(t *testing.T) {
 	})
 }
 
-// Approving again what is approved starts nothing, and taking it back ends it.
+// TestActivationAgain: repeating an activation starts nothing, and withdrawing it stops the
+// work.
 func TestActivationAgain(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.net.ineligible = func(card.Scheme) error { return configurationError("scheme_not_enabled") }
@@ -161,7 +163,7 @@ func TestActivationAgain(t *testing.T) {
 		if n := len(l.net.asked()); n > 0 {
 			t.Errorf("%d calls", n)
 		}
-		// Activated and taken back at once: nobody is asked for.
+		// It is activated and withdrawn at once, so no network tokens are requested.
 		l.activate(false)
 		l.activate(true)
 		l.activate(false)
@@ -169,7 +171,7 @@ func TestActivationAgain(t *testing.T) {
 		if n := len(l.net.asked()); n > 0 {
 			t.Errorf("%d calls", n)
 		}
-		// What was pending when it was taken back is not sent.
+		// Requests still pending at the withdrawal are not sent.
 		l.activate(true)
 		l.run(func() { l.pass(5 * time.Minute) })
 		l.is(ids[299], active, "")
@@ -189,7 +191,8 @@ func TestActivationAgain(t *testing.T) {
 	})
 }
 
-// A token that is damaged keeps no other from its network token.
+// TestActivationOfDamagedTokens: a damaged token does not keep others from their network
+// tokens.
 func TestActivationOfDamagedTokens(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		l.activate(false)
@@ -221,12 +224,12 @@ func TestActivationOfDamagedTokens(t *testing.T) {
 			t.Errorf("%d tokens are active", n)
 		}
 		if n := strings.Count(l.log.text(), "cannot be provisioned"); n < 3 || n > 6 {
-			t.Errorf("%d log entries", n)
+			t.Errorf("%d log entries about damage", n)
 		}
 	})
 }
 
-// The rate limit spaces the calls for a scheme, and holds back no other.
+// TestNetworkRate: the rate limit spaces the calls for a scheme, and delays no other scheme.
 func TestNetworkRate(t *testing.T) {
 	for _, activation := range []bool{false, true} {
 		t.Run(fmt.Sprintf("activation %v", activation), func(t *testing.T) {
@@ -261,7 +264,7 @@ func TestNetworkRate(t *testing.T) {
 						t.Errorf("the other scheme waited %v", late)
 					}
 				}
-				// In the long run it is the rate, in the short run about it.
+				// The rate is kept over the long run, and roughly over short times.
 				if took := visas[n-1].at.Sub(began); took < 50*time.Second || took > 70*time.Second {
 					t.Errorf("%d calls took %v", n, took)
 				}
@@ -277,7 +280,7 @@ func TestNetworkRate(t *testing.T) {
 						break
 					}
 				}
-				// They are mixed, and yet no card is far from its place.
+				// The order is shuffled, yet no card is far from its place.
 				order := map[uuid.UUID]int{}
 				for i, c := range visas {
 					order[uuid.MustParse(c.key[:36])] = i
@@ -304,7 +307,7 @@ func TestNetworkRate(t *testing.T) {
 	}
 }
 
-// One card that comes alone does not wait.
+// TestNetworkRateOfOne: a single card does not wait.
 func TestNetworkRateOfOne(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkRate: 0.01}, func(l *lab) {
 		l.run(func() {
@@ -321,13 +324,13 @@ func TestNetworkRateOfOne(t *testing.T) {
 	})
 }
 
-// A job is worked on by one process, and by another when that is gone.
+// TestLease: one process works on a job, and another one does if that process is gone.
 func TestLease(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.imports(visa)
 		l.net.script(func(ctx context.Context, _ call) error {
 			<-ctx.Done()
-			<-time.After(time.Hour) // an adapter that does not come back
+			<-time.After(time.Hour) // an adapter that does not return
 			return ctx.Err()
 		}, nil)
 		first := l.Vault
@@ -343,7 +346,7 @@ func TestLease(t *testing.T) {
 		l.run(func() {
 			l.pass(28 * time.Second)
 			if n := len(l.net.asked()); n != 1 {
-				t.Errorf("%d calls before the lease is over", n)
+				t.Errorf("%d calls before the lease ends", n)
 			}
 			l.pass(35 * time.Second)
 		})
@@ -363,7 +366,7 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// An answer that comes when all hope is lost counts all the same.
+// TestAnswerAfterTheLease: an answer is accepted even after the token has failed.
 func TestAnswerAfterTheLease(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.imports(visa)
@@ -392,8 +395,8 @@ func TestAnswerAfterTheLease(t *testing.T) {
 	})
 }
 
-// An answer that comes after another process has taken the shard over is not stored: the
-// call of that process, under the same key, may have had another outcome.
+// TestAnswerOfALostLease: an answer is not stored if another process has taken over the
+// shard. The call of that process, under the same key, may have had another outcome.
 func TestAnswerOfALostLease(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		id := l.imports(visa)
@@ -424,13 +427,13 @@ func TestAnswerOfALostLease(t *testing.T) {
 		l.held(1)
 		for _, c := range l.net.asked("Provision") {
 			if c.key != id.String()+":1" {
-				t.Errorf("a call under %s", c.key)
+				t.Errorf("a call under the key %s", c.key)
 			}
 		}
 	})
 }
 
-// Several processes on one store share the work.
+// TestSharedWork: several processes on one store share the work.
 func TestSharedWork(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.crowd(500, visa)
@@ -461,7 +464,7 @@ func TestSharedWork(t *testing.T) {
 	})
 }
 
-// Cards that were imported one after the other are not sent like that.
+// TestMixedBatch: cards are not sent in the order in which they were imported.
 func TestMixedBatch(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		ids := l.crowd(128, visa)
@@ -488,8 +491,9 @@ func TestMixedBatch(t *testing.T) {
 	})
 }
 
-// A job that waits for a worker until its lease might end before it does is left
-// to whoever claims it next: no card is sent twice at a time.
+// TestClaimedTooEarly: a job may wait so long for a worker that its lease could end during
+// the call. It is then left to the next claim, so that no card is sent twice at the same
+// time.
 func TestClaimedTooEarly(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		l.crowd(128, visa)
@@ -499,7 +503,7 @@ func TestClaimedTooEarly(t *testing.T) {
 		l.net.script(func(_ context.Context, c call) error {
 			mu.Lock()
 			if busy[c.key]++; busy[c.key] > 1 {
-				l.Errorf("two calls at a time under %s", c.key)
+				l.Errorf("two calls at the same time under %s", c.key)
 			}
 			mu.Unlock()
 			<-time.After(40 * time.Second) // an adapter without a deadline
@@ -518,13 +522,13 @@ func TestClaimedTooEarly(t *testing.T) {
 		stop()
 		l.must(<-ended)
 		if l.count(active) != 128 {
-			t.Errorf("%d are active", l.count(active))
+			t.Errorf("%d tokens are active", l.count(active))
 		}
 	})
 }
 
-// Run ends when its context does, after the calls that are under way, whose
-// outcome is stored. So does Drain. No goroutine is left: see TestMain.
+// TestRunEnds: Run ends with its context, after the calls in progress, whose outcome is
+// stored. So does Drain. TestMain checks that no goroutine is left.
 func TestRunEnds(t *testing.T) {
 	for what, slow := range map[string]time.Duration{"a slow network": 5 * time.Second, "one that hangs": time.Hour} {
 		for _, how := range []string{"Run", "Drain", "Close"} {
@@ -575,7 +579,7 @@ func TestRunEnds(t *testing.T) {
 						l.restart()
 					}
 					if how != "Close" && slow < time.Minute && l.count(active) != 64 {
-						t.Errorf("%d of the calls under way are stored", l.count(active))
+						t.Errorf("%d of the calls in progress are stored", l.count(active))
 					}
 					l.net.script(nil, nil)
 					l.run(func() { l.pass(time.Minute) })
@@ -589,7 +593,7 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// Drain does all that is due, also what comes of it.
+// TestDrain: Drain does all due work, including the work that this causes.
 func TestDrain(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		ids := l.crowd(300, visa)
@@ -619,7 +623,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// A feeding network passes on notices, and fails as it is told to.
+// A feeding network passes on notices, and fails as the test says.
 type feeding struct {
 	*scripted
 	feed func(ctx context.Context, sink func(context.Context, *network.Notice) error) error
@@ -631,8 +635,7 @@ func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *network.
 	return n.feed(ctx, sink)
 }
 
-// Run receives notices from a network that has a feed, and starts it again when
-// it fails.
+// TestFeed: Run receives notices from a network with a feed, and restarts a failed feed.
 func TestFeed(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		var starts []time.Time
@@ -644,10 +647,10 @@ func TestFeed(t *testing.T) {
 			case 2:
 				panic("4242424242424242")
 			case 3:
-				return nil // too early
+				return nil // returns too early
 			case 4:
 				if err := sink(ctx, l.notice(notice{ID: "unknown", Kind: network.NoticeDeleted, Token: network.Ref{ID: "x"}})); !errors.Is(err, cardvault.ErrNotFound) {
-					l.Errorf("a notice of nobody: %v", err)
+					l.Errorf("a notice for an unknown network token: %v", err)
 				}
 				l.try(sink(ctx, l.notice(notice{Kind: network.NoticeSuspended})))
 			}
@@ -657,7 +660,7 @@ func TestFeed(t *testing.T) {
 		l.restart()
 		id := l.become(active)
 		if len(starts) > 0 {
-			t.Error("Drain feeds")
+			t.Error("Drain starts the feed")
 		}
 		l.run(func() { l.pass(time.Hour) })
 		l.is(id, inactive, "suspended_by_issuer")
@@ -666,14 +669,14 @@ func TestFeed(t *testing.T) {
 		}
 		for i := range 3 {
 			if pause := starts[i+1].Sub(starts[i]); pause != time.Second<<i {
-				t.Errorf("started again after %v", pause)
+				t.Errorf("restarted after %v", pause)
 			}
 		}
 		if text := l.log.text(); strings.Contains(text, "4242424242424242") || strings.Count(text, "started again") != 3 {
 			t.Errorf("log: %s", text)
 		}
 	})
-	// It is not started more and more seldom: a minute is the most.
+	// The pause between restarts does not grow beyond a minute.
 	inLab(t, nil, func(l *lab) {
 		starts := 0
 		l.opts.Network = &feeding{l.net, func(context.Context, func(context.Context, *network.Notice) error) error {
@@ -691,7 +694,8 @@ func TestFeed(t *testing.T) {
 	})
 }
 
-// What is damaged stops nothing else, however much it is, and does not fill the log.
+// TestDamagedJobs: damaged records stop no other work, however many they are, and do not
+// fill the log.
 func TestDamagedJobs(t *testing.T) {
 	for _, n := range []int{1, 128, 700} {
 		for _, how := range []string{"Run", "Drain"} {
@@ -724,7 +728,7 @@ func TestDamagedJobs(t *testing.T) {
 	}
 }
 
-// A store that fails for a while loses nothing.
+// TestStoreDown: nothing is lost while a store fails.
 func TestStoreDown(t *testing.T) {
 	for _, done := range []bool{false, true} {
 		inLab(t, nil, func(l *lab) {
@@ -747,14 +751,14 @@ func TestStoreDown(t *testing.T) {
 	}
 }
 
-// Provision waits as long as it is told to, and no longer.
+// TestProvisionWait: Provision waits as long as configured, and no longer.
 func TestProvisionWait(t *testing.T) {
 	opts := func() *cardvault.Options {
 		return &cardvault.Options{Mode: cardvault.Sandbox, ProvisionWait: 5 * time.Second}
 	}
 	for _, test := range []struct {
 		what      string
-		slow      time.Duration // the network
+		slow      time.Duration // duration of the network's call
 		want      network.Status
 		low, high time.Duration
 	}{
@@ -802,14 +806,14 @@ func TestProvisionWait(t *testing.T) {
 			})
 		})
 	})
-	t.Run("the caller has gone", func(t *testing.T) {
+	t.Run("caller gone", func(t *testing.T) {
 		inLab(t, opts(), func(l *lab) {
 			id := l.become(failed)
 			ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 			defer cancel()
 			before := time.Now()
 			token, err := l.Provision(ctx, id, nil)
-			l.must(err) // it was asked for all the same
+			l.must(err) // the request was stored all the same
 			if token.NetworkTokenStatus != pending || time.Since(before) != time.Second {
 				t.Errorf("%v after %v", token.NetworkTokenStatus, time.Since(before))
 			}
@@ -830,7 +834,7 @@ func TestProvisionWait(t *testing.T) {
 	})
 }
 
-// What Options say about the network is checked.
+// TestNetworkOptions: the options about the network are checked.
 func TestNetworkOptions(t *testing.T) {
 	open := func(opts *cardvault.Options) error {
 		v, err := cardvault.Open(t.Context(), t.TempDir(), newKey(t), opts)
@@ -858,12 +862,12 @@ func TestNetworkOptions(t *testing.T) {
 		{NetworkRate: -1}, {NetworkRate: 2e6}, {ProvisionWait: -1}, {ProvisionWait: 11 * time.Second},
 	} {
 		if err := open(&opts); err == nil {
-			t.Errorf("%+v is taken", opts)
+			t.Errorf("%+v is accepted", opts)
 		}
 	}
 }
 
-// A named network has another name.
+// A named network has a name of its own.
 type named struct {
 	scripted
 	name    string
@@ -872,7 +876,7 @@ type named struct {
 
 func (n *named) Info() network.Info { return network.Info{Name: n.name, SandboxOnly: n.sandbox} }
 
-// The deadline of calls is that of Options.
+// TestNetworkTimeout: calls have the deadline of Options.
 func TestNetworkTimeout(t *testing.T) {
 	inLab(t, &cardvault.Options{Mode: cardvault.Live, NetworkTimeout: 300 * time.Millisecond}, func(l *lab) {
 		var mu sync.Mutex
@@ -896,14 +900,14 @@ func TestNetworkTimeout(t *testing.T) {
 		}
 		for method, d := range took {
 			if d != 300*time.Millisecond {
-				t.Errorf("%s was given %v", method, d)
+				t.Errorf("%s had a deadline of %v", method, d)
 			}
 		}
 	})
 }
 
-// Another network takes over what was not sent yet. The rest waits for the one
-// that has it.
+// TestAnotherNetwork: another network takes over requests that were not sent yet. The others
+// wait for their own network.
 func TestAnotherNetwork(t *testing.T) {
 	inLab(t, live, func(l *lab) {
 		has, stays := l.become(active), l.become(active)
@@ -928,7 +932,7 @@ func TestAnotherNetwork(t *testing.T) {
 		l.run(func() { l.pass(time.Hour) })
 		l.held(3)
 		if n := len(next.asked("Delete")); n > 0 {
-			t.Errorf("the next network deleted %d of the other's", n)
+			t.Errorf("the next network was asked to delete %d tokens of the other", n)
 		}
 		l.opts.Network = l.net
 		l.restart()
@@ -937,8 +941,8 @@ func TestAnotherNetwork(t *testing.T) {
 		l.held(1)
 		l.is(stays, inactive, "suspended_by_scheme")
 	})
-	// Asked for anew at another network, what the first may have made is deleted
-	// when that is back.
+	// A token is requested again from another network. A network token that the first network
+	// may have made is deleted once that network is back.
 	inLab(t, live, func(l *lab) {
 		l.net.script(refuse("Lookup", errors.New("down")), refuse("Provision", errors.New("lost")))
 		id := l.imports(visa)
@@ -962,8 +966,8 @@ func TestAnotherNetwork(t *testing.T) {
 	})
 }
 
-// A told store is one of several processes that hear of each other's work: of what is in
-// heard.
+// A told store stands for one of several processes that hear of each other's writes. heard
+// holds the kinds written.
 type told struct {
 	*frail
 	heard chan store.Kind
@@ -980,8 +984,8 @@ func (s told) Wakes(ctx context.Context, wake func(store.Kind)) error {
 	}
 }
 
-// A vault that runs does at once what it hears that another process has written, and
-// looks for everything when it may have missed something.
+// TestHeard: a running vault does at once the work that another process has written. If it
+// may have missed something, it looks for all work.
 func TestHeard(t *testing.T) {
 	for _, heard := range []store.Kind{kindNetworkToken, 0} {
 		t.Run(fmt.Sprintf("kind %d", heard), func(t *testing.T) {
@@ -992,7 +996,7 @@ func TestHeard(t *testing.T) {
 					l.pass(time.Second)
 					token, err := writes.Import(l.Context(), visa, nil)
 					l.must(err)
-					l.pass(time.Second) // it is due a little later
+					l.pass(time.Second) // due slightly later
 					l.is(token.ID, pending, "")
 					wakes.heard <- heard
 					synctest.Wait()

@@ -8,7 +8,7 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// A Vault that was not opened returns errors.
+// TestZeroVault: a Vault that was not opened returns errors.
 func TestZeroVault(t *testing.T) {
 	background, fails := reflect.ValueOf(context.Background()), reflect.TypeFor[error]()
 	for _, v := range []*cardvault.Vault{nil, {}} {

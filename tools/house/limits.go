@@ -31,7 +31,7 @@ var limits = []limit{
 // behind names the packages and documents with more calques than the goal allows, and
 // bounds them at today's figures. All others keep to the goal.
 var behind = map[string]float64{
-	allTests: 3.8,
+	allTests: 5,
 }
 
 // What the measures count.
