@@ -41,7 +41,7 @@ func checkIdempotencyKey(key string) error {
 // noIdempotencyKey refuses the key of a call that is repeated without one.
 func noIdempotencyKey(key string) error {
 	if key != "" {
-		return &FieldError{"IdempotencyKey", invalid.Format, "must not be set: the call can be repeated without"}
+		return &FieldError{"IdempotencyKey", invalid.Format, "must not be set: the call is safe to repeat without one"}
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/cardvault/cardvault/internal/wire"
 )
 
-// The JSON of these types equals the REST surface's, byte for byte, and UnmarshalJSON
+// The JSON of these types equals the REST API's, byte for byte, and UnmarshalJSON
 // restores every field that has a tag from it. So a token's JSON has the name of the
 // cardholder and, unlike an event, the fingerprint. An object with more than 1,000 members, known or not, or a
 // list with more items is an error. json.Marshal also escapes <, > and &; an Encoder with

@@ -111,7 +111,7 @@ type Options struct {
 	// RequestPaymentData.
 	PaymentDataRetention time.Duration
 
-	// BaseURL is where the REST surface is reached, such as
+	// BaseURL is where the REST API is reached, such as
 	// "https://vault.example", for Token.CardArtURL. If "", that is "".
 	BaseURL string
 

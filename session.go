@@ -463,7 +463,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 }
 
 // errScheme is returned for a card whose scheme Options.Schemes does not have.
-var errScheme = &FieldError{"PAN", invalid.Enum, "must be of a scheme that is taken"}
+var errScheme = &FieldError{"PAN", invalid.Enum, "must be of an accepted scheme"}
 
 // tokenize completes a session with a card that was checked: it makes t its token,
 // and stores also with it. The security code is kept for the usual time, or until the

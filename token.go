@@ -33,7 +33,7 @@ import (
 )
 
 // A Token stands for a stored card. Empty text and zero times are absent. Its JSON is the
-// REST surface's and has the cardholder's name and the fingerprint: do not log it.
+// REST API's and has the cardholder's name and the fingerprint: do not log it.
 type Token struct {
 	ID             uuid.UUID `wire:"id"` // version 4
 	CardholderName card.Name `wire:"cardholder_name"`
@@ -465,7 +465,7 @@ func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (_ *Page[*Toke
 	defer v.doing("list tokens", &err)
 	l := listedTokens(v, opts)
 	if l.Keep != nil {
-		l.invalid = errors.Join(l.invalid, &FieldError{"Fingerprint", invalid.OutOfRange, "must be empty: All selects by it"})
+		l.invalid = errors.Join(l.invalid, &FieldError{"Fingerprint", invalid.OutOfRange, "must be empty: only All selects by fingerprint"})
 	}
 	return l.page(ctx)
 }
@@ -497,7 +497,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 		},
 		Failed: func(err error) error {
 			if errors.Is(err, store.ErrTooMany) {
-				return &FieldError{"BusinessKey", invalid.OutOfRange, fmt.Sprintf("must be that of at most %d tokens", store.MaxShared)}
+				return &FieldError{"BusinessKey", invalid.OutOfRange, fmt.Sprintf("must belong to at most %d tokens", store.MaxShared)}
 			}
 			return err
 		},
@@ -529,7 +529,7 @@ type TokenUpdate struct {
 func (u *TokenUpdate) Check() error {
 	var errs []error
 	if *u == (TokenUpdate{}) {
-		errs = append(errs, &FieldError{"TokenUpdate", invalid.EmptyPatch, "must name something to change"})
+		errs = append(errs, &FieldError{"TokenUpdate", invalid.EmptyPatch, "must change at least one field"})
 	}
 	if u.CardholderName != nil {
 		errs = append(errs, checkName("CardholderName", *u.CardholderName))
@@ -545,7 +545,7 @@ func (u *TokenUpdate) Check() error {
 		errs = append(errs, checkExpiry(*u.Expiry)...)
 	}
 	if u.ExpiresAt != nil && !u.ExpiresAt.IsZero() {
-		errs = append(errs, &FieldError{"ExpiresAt", invalid.Format, "must be zero: an expiry can be lifted and not set"})
+		errs = append(errs, &FieldError{"ExpiresAt", invalid.Format, "must be zero: an expiry can be removed but not set"})
 	}
 	return errors.Join(errs...)
 }

@@ -211,8 +211,8 @@ func TestAbortHandler(t *testing.T) {
 func TestStoreFailures(t *testing.T) {
 	const (
 		unavailable = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`
-		unknown     = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service failed while it wrote: whether the request took effect is unknown."}`
-		full        = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service has no room to store more."}`
+		unknown     = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service failed during a write. The request may or may not have taken effect."}`
+		full        = `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is out of storage space."}`
 		internal    = `{"status":"500","classifier":"INTERNAL_ERROR","message":"Something went wrong."}`
 	)
 	r := newRig(t, &cardvault.Options{Webhooks: &sender{}}, nil)

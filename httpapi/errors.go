@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 )
 
 // A failure is an answer other than success.
@@ -26,37 +27,37 @@ var (
 	badIdempotencyKey   = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The idempotency key must be 1 to 255 printable ASCII characters, given once."}
 	bodyMissing         = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request needs a JSON body."}
 	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
-	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "The header x-api-key needs a valid API key.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
+	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "The header x-api-key must hold a valid API key.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
-	notAKey             = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "API keys are managed with an API key of the vault."}
-	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved for the import of card numbers."}
-	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The integration of the provider is not enabled."}
+	notAKey             = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "Managing API keys requires an API key of the vault."}
+	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved to import card numbers."}
+	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The provider integration is not enabled."}
 	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
-	originNotAllowed    = &failure{status: 403, classifier: "ORIGIN_NOT_ALLOWED", message: "Pages of this origin may not use sessions of the account."}
+	originNotAllowed    = &failure{status: 403, classifier: "ORIGIN_NOT_ALLOWED", message: "Pages of this origin may not use the account's sessions."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
-	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not have this method.", header: "Allow"}
-	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is completed."}
-	idempotencyPending  = &failure{status: 409, classifier: "IDEMPOTENCY_IN_PROGRESS", message: "The request under this idempotency key is in progress.", header: "Retry-After", value: "1"}
+	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not support this method.", header: "Allow"}
+	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is already completed."}
+	idempotencyPending  = &failure{status: 409, classifier: "IDEMPOTENCY_IN_PROGRESS", message: "A request with this idempotency key is in progress.", header: "Retry-After", value: "1"}
 	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
-	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the card number that is stored."}
+	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the stored card number."}
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
-	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No webhook that is enabled takes the event."}
+	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No enabled webhook subscribes to the event."}
 	quotaExceeded       = &failure{status: 409, classifier: "QUOTA_EXCEEDED"}
-	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "The webhook has as many secrets that sign as it may: the next can be made when one has ended."}
-	keyTooDeep          = &failure{status: 409, classifier: "QUOTA_EXCEEDED", message: "The API key is as deep as one can be: it can make no other."}
+	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: fmt.Sprintf("The webhook already has %d active secrets. Wait until one expires.", receive.MaxSecrets)}
+	keyTooDeep          = &failure{status: 409, classifier: "QUOTA_EXCEEDED", message: "The API key is at the maximum depth and cannot create other keys."}
 	payloadTooLarge     = &failure{status: 413, classifier: "PAYLOAD_TOO_LARGE", message: "The body is too large."}
 	unsupportedMedia    = &failure{status: 415, classifier: "UNSUPPORTED_MEDIA_TYPE", message: "The body must be application/json."}
 	validationFailed    = &failure{status: 422, classifier: "VALIDATION_FAILED"}
-	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was used for another request."}
-	testInProgress      = &failure{status: 429, classifier: "RATE_LIMITED", message: "A test of the webhook is under way.", header: "Retry-After", value: "5"}
-	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "There were too many requests.", header: "Retry-After"}
+	idempotencyReused   = &failure{status: 422, classifier: "IDEMPOTENCY_KEY_REUSED", message: "The idempotency key was already used for a different request."}
+	testInProgress      = &failure{status: 429, classifier: "RATE_LIMITED", message: "A test of this webhook is already in progress.", header: "Retry-After", value: "5"}
+	rateLimited         = &failure{status: 429, classifier: "RATE_LIMITED", message: "Too many requests.", header: "Retry-After"}
 	tooManyNumbers      = &failure{status: 429, classifier: "RATE_LIMITED", message: "Too many different card numbers with the same first and last digits were sent today.", header: "Retry-After"}
 	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
-	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}
+	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached, or its response could not be understood. It may or may not have received the request."}
 	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
-	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed while it wrote: whether the request took effect is unknown.", header: "Retry-After", value: "5"}
-	providerTimeout     = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "The provider did not answer in time. Whether it got the request is unknown."}
-	insufficientStorage = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service has no room to store more.", header: "Retry-After", value: "5"}
+	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed during a write. The request may or may not have taken effect.", header: "Retry-After", value: "5"}
+	providerTimeout     = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "The provider did not respond in time. It may or may not have received the request."}
+	insufficientStorage = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is out of storage space.", header: "Retry-After", value: "5"}
 )
 
 // causes maps errors of the vault to failures, the first that fits.
@@ -107,7 +108,7 @@ func failed(err error) *failure {
 	var q *cardvault.QuotaError
 	if errors.As(err, &q) {
 		f := *quotaExceeded
-		f.message = fmt.Sprintf("The account has as many as it may: %s, %d.", fieldNames["Quotas."+q.Quota], q.Limit)
+		f.message = fmt.Sprintf("The account has reached its limit for %s: %d.", fieldNames["Quotas."+q.Quota], q.Limit)
 		return &f
 	}
 

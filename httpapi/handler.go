@@ -1,4 +1,4 @@
-// Package httpapi serves a vault over HTTP: the documented REST surface.
+// Package httpapi serves a vault over HTTP: the documented REST API.
 //
 // [NewHandler] returns an [http.Handler] that is mounted on any mux, under any
 // prefix:
@@ -123,7 +123,7 @@ type Options struct {
 // maxBody bounds a request body, in bytes.
 const maxBody = 64 << 10
 
-// NewHandler returns the REST surface of a vault, for all of its accounts. opts may be
+// NewHandler returns the REST API of a vault, for all of its accounts. opts may be
 // nil. It starts nothing and needs no closing: close the vault when the server has
 // stopped.
 func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
@@ -160,7 +160,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	}
 	h.unauthorized = unauthorized.with(cmp.Or(o.Challenge, unauthorized.value))
 	if _, ok := o.Authenticator.(apiKeys); !ok {
-		h.unauthorized.message = "The request needs valid credentials."
+		h.unauthorized.message = "Valid credentials are required."
 	}
 	if o.ClientAddr == nil {
 		o.ClientAddr = peer

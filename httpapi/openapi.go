@@ -16,7 +16,7 @@ var (
 	contractJSON []byte
 )
 
-// OpenAPI returns the contract of the REST surface in OpenAPI 3.1, which the handler serves
+// OpenAPI returns the contract of the REST API in OpenAPI 3.1, which the handler serves
 // at /openapi.yaml and /openapi.json: twice the same document. Its addresses are relative
 // to its own, under any prefix. The caller may change the slices.
 func OpenAPI() (yaml, json []byte) { return bytes.Clone(contractYAML), bytes.Clone(contractJSON) }

@@ -63,7 +63,7 @@ func obtainPPAN(name string) *endpoint {
 			p, err := c.vault.ObtainPPAN(c.ctx, c.id, a)
 			if errors.Is(err, cardvault.ErrProviderAccount) {
 				f := *integrationDisabled
-				f.message = fmt.Sprintf("The integration of the provider is not enabled for the account that x-%[1]s-aid, x-%[1]s-mid and x-%[1]s-portalid name.", name)
+				f.message = fmt.Sprintf("The provider integration is not enabled for the account that x-%[1]s-aid, x-%[1]s-mid and x-%[1]s-portalid name.", name)
 				return &f
 			}
 			if err != nil {

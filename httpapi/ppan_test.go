@@ -275,7 +275,7 @@ func TestPPANAccount(t *testing.T) {
 	a := ask("ATTACKER")
 	checkBeta(t, "POST", a)
 	a.want(t, 403, "INTEGRATION_NOT_ENABLED")
-	if got := a.member(t, "message"); got != "The integration of the provider is not enabled for the account that x-acme-aid, x-acme-mid and x-acme-portalid name." {
+	if got := a.member(t, "message"); got != "The provider integration is not enabled for the account that x-acme-aid, x-acme-mid and x-acme-portalid name." {
 		t.Error(got)
 	}
 	if sent := p.take(); len(sent) != 0 {
@@ -515,7 +515,7 @@ func TestPPANFailures(t *testing.T) {
 			r.log.take()
 			a := r.obtain(t, id)
 			checkBeta(t, "POST", a)
-			const want = `{"status":"502","classifier":"PROVIDER_UNAVAILABLE","message":"The provider could not be reached or gave no answer that can be understood. Whether it got the request is unknown."}`
+			const want = `{"status":"502","classifier":"PROVIDER_UNAVAILABLE","message":"The provider could not be reached, or its response could not be understood. It may or may not have received the request."}`
 			if a.status != 502 || a.body != want || extraHeaders(a)[0] != "X-Api-Stability: beta" || len(extraHeaders(a)) != 1 {
 				t.Errorf("%d %v %s", a.status, a.header, a.body)
 			}

@@ -131,7 +131,7 @@ var reasons = map[cardvault.Refusal]string{
 	cardvault.RefusedSecurityCode:   "The security code is not valid.",
 	cardvault.RefusedScheme:         "Cards of this scheme are not accepted.",
 	cardvault.RefusedIdentification: "The cardholder could not be verified.",
-	cardvault.RefusedAttempts:       "Too many cards were refused. A new session is needed.",
+	cardvault.RefusedAttempts:       "Too many cards were refused. Start a new session.",
 }
 
 // limitSession counts a call of a session, or refuses it. The caller calls answered, if it

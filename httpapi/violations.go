@@ -40,7 +40,7 @@ var messages = map[invalid.Code]string{
 	invalid.UnknownField:       "is not a known field",
 	invalid.UnknownParameter:   "is not a known parameter",
 	invalid.DuplicateParameter: "must be given only once",
-	invalid.EmptyListItem:      "must not have an empty item",
+	invalid.EmptyListItem:      "must not contain an empty item",
 	invalid.Range:              "must not be after %s",
 	invalid.EmptyPatch:         "must have at least one member",
 	invalid.DependsOn:          "is required with %s",

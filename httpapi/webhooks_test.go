@@ -131,7 +131,7 @@ func TestWebhookLimits(t *testing.T) {
 	last.want(t, 200)
 	a = create(r.key, 100, 1)
 	a.want(t, 409, "QUOTA_EXCEEDED")
-	if got := a.member(t, "message"); got != "The account has as many as it may: webhooks, 16." {
+	if got := a.member(t, "message"); got != "The account has reached its limit for webhooks: 16." {
 		t.Error(got)
 	}
 	_, other := r.newKey(t, r.newAccount(t, nil), 0, cardvault.ScopeWebhooksWrite, cardvault.ScopeTokensRead)

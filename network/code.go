@@ -70,16 +70,16 @@ var codes = map[Code]struct {
 	message   string
 }{
 	CodeCardNotEligible:        {SourceScheme, false, "The issuer does not allow tokens for this card."},
-	CodeCardNotAllowed:         {SourceScheme, false, "The issuer allows no further tokens for this card."},
+	CodeCardNotAllowed:         {SourceScheme, false, "The issuer allows no more tokens for this card."},
 	CodeCardVerificationFailed: {SourceScheme, false, "The issuer could not verify the card."},
 	CodeDeclined:               {SourceScheme, false, "The issuer declined the request."},
-	CodeInvalidCardData:        {SourceScheme, false, "The issuer does not know the card by this data."},
+	CodeInvalidCardData:        {SourceScheme, false, "The issuer does not recognize the card data."},
 	CodeProvisionNotAllowed:    {SourceScheme, false, "The issuer does not allow provisioning for this card."},
 
-	CodeProvisionDataExpired: {SourceScheme, true, "The data of the provisioning has expired."},
+	CodeProvisionDataExpired: {SourceScheme, true, "The provisioning data has expired."},
 	CodeIssuerUnavailable:    {SourceScheme, true, "The issuer is unavailable."},
 	CodeSchemeUnavailable:    {SourceScheme, true, "The scheme is unavailable."},
-	CodeTimeout:              {SourceScheme, true, "The scheme did not answer in time."},
+	CodeTimeout:              {SourceScheme, true, "The scheme did not respond in time."},
 
 	CodeSuspendedByIssuer:     {SourceScheme, false, "The issuer has suspended the network token."},
 	CodeSuspendedByScheme:     {SourceScheme, false, "The scheme has suspended the network token."},
@@ -92,10 +92,10 @@ var codes = map[Code]struct {
 	CodeNoNetwork:                 {SourceConfiguration, false, "No network is configured."},
 	CodeSchemeNotEnabled:          {SourceConfiguration, false, "Network tokens are not enabled for the scheme."},
 	CodeMerchantNotEnrolled:       {SourceConfiguration, false, "The merchant is not enrolled for network tokens."},
-	CodeEphemeralToken:            {SourceConfiguration, false, "A token that expires gets no network token."},
+	CodeEphemeralToken:            {SourceConfiguration, false, "A token that expires does not get a network token."},
 	CodeCardExpired:               {SourceConfiguration, false, "The card has expired."},
-	CodeStaleAccountNumber:        {SourceConfiguration, false, "The card has a new number that is not known."},
-	CodeInvalidRequest:            {SourceConfiguration, false, "The network cannot use the request."},
+	CodeStaleAccountNumber:        {SourceConfiguration, false, "The card has a new number that the vault does not have."},
+	CodeInvalidRequest:            {SourceConfiguration, false, "The network could not process the request."},
 
 	CodeNetworkTokenPending:  {0, true, "The network token is still being provisioned."},
 	CodeNetworkTokenInactive: {0, false, "The network token is suspended."},
@@ -103,5 +103,5 @@ var codes = map[Code]struct {
 	CodeNetworkTokenDeleted:  {0, false, "The network token is deleted."},
 	CodeTokenInvalidated:     {0, false, "The card is no longer valid."},
 	CodeCryptogramDeclined:   {0, false, "The scheme declined the request."},
-	CodeNoEncryptionKey:      {0, false, "The merchant has no shared secret in use."},
+	CodeNoEncryptionKey:      {0, false, "The merchant has no active payment secret."},
 }

@@ -53,7 +53,7 @@ type Info struct {
 }
 
 // An Account says on whose behalf a card is sent to the provider: the four
-// provider headers of the REST surface. The vault keeps none
+// provider headers of the REST API. The vault keeps none
 // of it, and not the portal key that the hash is made with.
 type Account struct {
 	AID      string // sub-account

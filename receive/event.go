@@ -193,7 +193,7 @@ func (e *Event) decode(body []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads a token as it is in an event or an answer of the REST surface. Its
+// UnmarshalJSON reads a token as it is in an event or an answer of the REST API. Its
 // errors name the member that is wrong, without its value. null changes nothing.
 func (t *Token) UnmarshalJSON(object []byte) error {
 	if string(object) == "null" {

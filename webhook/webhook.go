@@ -3,7 +3,7 @@
 //
 // It speaks Standard Webhooks 1.0, as the comment of package receive describes; receivers
 // use that package. Each secret adds a signature, so that one can be replaced without a
-// gap. The token has the members of the REST surface; a deleted token has only its id. A
+// gap. The token has the members of the REST API; a deleted token has only its id. A
 // test has the event_type webhook.test, the sequence 0, and neither reason nor token.
 //
 // # Refused targets

@@ -50,8 +50,8 @@ const (
 )
 
 func main() {
-	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on, of an origin that the vault allows")
-	sandboxFile := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` that the sandbox server has written")
+	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on; the vault must allow its origin")
+	sandboxFile := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` written by the sandbox server")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -175,7 +175,7 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 	err = errors.Join(err, server.Shutdown(closing))
 	if hook != "" {
 		if late := s.call(closing, "DELETE", "/webhooks/"+hook, "", nil, nil); late != nil {
-			s.log.Warn("the vault keeps the webhook of the shop", "error", late)
+			s.log.Warn("the webhook of the shop could not be deleted", "error", late)
 		}
 	}
 	return err
@@ -213,7 +213,7 @@ func (s *shop) front(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
 	if _, err := s.renew(ctx, o); err != nil {
-		s.log.Error("no session", "error", err)
+		s.log.Error("a session could not be created", "error", err)
 		http.Error(w, "The shop cannot reach its vault. Please try again later.", http.StatusBadGateway)
 		return
 	}
@@ -245,12 +245,12 @@ func (s *shop) forOrder(do func(context.Context, *order) (*answer, error)) http.
 		s.mu.Unlock()
 		cookie, err := r.Cookie("order")
 		if o == nil || err != nil || subtle.ConstantTimeCompare([]byte(cookie.Value), []byte(o.cookie)) == 0 {
-			reply(w, http.StatusNotFound, &answer{Message: "This order is no longer here. Please reload the page."})
+			reply(w, http.StatusNotFound, &answer{Message: "This order is no longer available. Please reload the page."})
 			return
 		}
 
 		if !o.mu.TryLock() {
-			reply(w, http.StatusConflict, &answer{Message: "This order is being worked on. Please wait a moment.", Next: "retry"})
+			reply(w, http.StatusConflict, &answer{Message: "This order is being processed. Please wait a moment.", Next: "retry"})
 			return
 		}
 		defer o.mu.Unlock()
@@ -266,9 +266,9 @@ func (s *shop) forOrder(do func(context.Context, *order) (*answer, error)) http.
 			reply(w, http.StatusOK, a)
 		case errors.As(err, &refused) && refused.status == http.StatusNotFound:
 			// The session or the token has expired.
-			reply(w, http.StatusOK, &answer{State: "declined", Message: "It took too long. Please enter your card again.", Next: "new_session"})
+			reply(w, http.StatusOK, &answer{State: "declined", Message: "That took too long. Please enter your card again.", Next: "new_session"})
 		default:
-			s.log.Error("an order waits", "order", o.id, "error", err)
+			s.log.Error("an order could not be paid yet", "order", o.id, "error", err)
 			reply(w, http.StatusBadGateway, &answer{Message: "The payment cannot be made right now. You were not charged.", Next: "retry"})
 		}
 	}
@@ -317,7 +317,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	case err != nil:
 		return nil, err
 	case t.NetworkTokenStatus == receive.NetworkTokenPending:
-		return &answer{Message: "Your bank takes longer than usual. You were not charged.", Next: "retry"}, nil
+		return &answer{Message: "Your bank is taking longer than usual. You were not charged.", Next: "retry"}, nil
 	case t.NetworkTokenStatus != receive.NetworkTokenActive:
 		return declined(reasonOf(t), "new_session"), nil
 	}
@@ -356,7 +356,7 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	// industry forbids to keep it any longer, and only the shop knows that this is the
 	// moment. The payment stands without this: the vault forgets the code in minutes.
 	if late := s.call(ctx, "POST", "/tokens/"+o.token+"/consume", o.id, nil, nil); late != nil {
-		s.log.Warn("a security code is left to expire", "order", o.id, "error", late)
+		s.log.Warn("a security code could not be erased: it will expire", "order", o.id, "error", late)
 	}
 	if err != nil {
 		o.attempt++ // a cryptogram is for one try
@@ -492,7 +492,7 @@ func (s *shop) register(ctx context.Context, address string) (id string) {
 		s.hook, err = endpoint.New(s.hear, receive.NewWebhookSecret([]byte(hook.Secret)))
 	}
 	if err != nil {
-		s.log.Info("no webhooks: the shop asks the vault how tokens are", "error", err)
+		s.log.Info("no webhook could be registered: the shop polls the vault", "error", err)
 	}
 	return hook.ID
 }
@@ -557,7 +557,7 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 
 	r, err := http.NewRequestWithContext(ctx, method, s.vault+path, body)
 	if err != nil {
-		return errors.New("a call of the vault cannot be made") // err has the URL
+		return errors.New("the URL of a call to the vault is malformed") // err has the URL
 	}
 
 	r.Header.Set("X-Api-Key", s.APIKey)
@@ -573,13 +573,13 @@ func (s *shop) call(ctx context.Context, method, path, key string, in, out any) 
 		if u := (*url.Error)(nil); errors.As(err, &u) {
 			err = u.Err // without the URL, which may hold the id of a session
 		}
-		return fmt.Errorf("the vault does not answer: %w", err)
+		return fmt.Errorf("the vault did not respond: %w", err)
 	}
 	defer w.Body.Close()
 
 	data, err := io.ReadAll(io.LimitReader(w.Body, maxBody))
 	if err != nil {
-		return fmt.Errorf("the vault does not answer: %w", err)
+		return fmt.Errorf("the vault did not respond: %w", err)
 	}
 	if w.StatusCode >= 300 {
 		refused := &refusal{status: w.StatusCode}
@@ -640,7 +640,7 @@ async function ask(what) {
     const path = "/orders/" + form.dataset.order + "/" + what;
     return await (await fetch(path, { method: "POST" })).json();
   } catch {
-    return { message: "The shop does not answer. Please try again.", next: "retry" };
+    return { message: "The shop is not responding. Please try again.", next: "retry" };
   }
 }
 

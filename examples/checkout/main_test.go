@@ -638,7 +638,7 @@ func TestUnanswered(t *testing.T) {
 		}
 		r.down.Store(false)
 		b.want(t, "pay", "paid", "", "0005")
-		if !strings.Contains(r.log.String(), "the vault does not answer") {
+		if !strings.Contains(r.log.String(), "the vault did not respond") {
 			t.Errorf("the log: %s", &r.log)
 		}
 		vaulttest.AssertNoLeak(t, []string{b.session}, r.log.String())

@@ -119,7 +119,7 @@ func openValkey(url string, log *slog.Logger) opener[store.CodeCache] {
 	return func(ctx context.Context) (store.CodeCache, func() error, error) {
 		options, err := valkey.ParseURL(url)
 		if err != nil {
-			return nil, nil, errors.New("-codes: not a URL of redis, rediss or valkey")
+			return nil, nil, errors.New("-codes must be a redis, rediss or valkey URL")
 		}
 		c, err := valkeycodes.Open(ctx, options, &valkeycodes.Options{AllowPlaintext: true, Logger: log}) // of test cards; rediss is TLS
 		if err != nil {

@@ -127,7 +127,7 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 	if cl.config.listen != "" {
 		made, err := sandbox.Read(ctx, v, cl.file)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, cardvault.ErrUnauthenticated) {
-			err = fmt.Errorf("%w: -setup makes what replicas need", err)
+			err = fmt.Errorf("%w: run -setup first", err)
 		}
 		if err != nil {
 			return err
@@ -338,7 +338,7 @@ func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Log
 	for _, r := range replicas {
 		u, err := url.Parse(r)
 		if err != nil || u.Scheme != "http" || u.Host == "" {
-			return errors.New("-proxy takes URLs of http")
+			return errors.New("-proxy takes http URLs")
 		}
 		urls = append(urls, u)
 	}

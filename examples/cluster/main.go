@@ -63,14 +63,14 @@ type config struct {
 
 func main() {
 	var c config
-	flag.StringVar(&c.store, "store", "", "`URL` of the PostgreSQL database, past any pooler, or memory")
+	flag.StringVar(&c.store, "store", "", "`URL` of the PostgreSQL database, not of a pooler, or memory")
 	flag.StringVar(&c.codes, "codes", "", "`URL` of the Valkey or Redis for security codes, or memory")
 	flag.BoolVar(&c.migrate, "migrate", true, "bring the schema of the store up to date first")
-	flag.BoolVar(&c.setup, "setup", false, "make what replicas need in the store and the data directory, and end")
-	flag.IntVar(&c.replicas, "replicas", 3, "`number` of replicas: all are in this process, or with -listen one of them")
-	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` of the proxy; port 0 takes a free one")
-	flag.StringVar(&c.listen, "listen", "", "`address` of the one replica of this process, which has no proxy then")
-	flag.StringVar(&c.proxy, "proxy", "", "comma-separated `URLs` of replicas, for a process that is only their proxy")
+	flag.BoolVar(&c.setup, "setup", false, "create what replicas need in the store and the data directory, then exit")
+	flag.IntVar(&c.replicas, "replicas", 3, "`number` of replicas, all in this process or, with -listen, one of them")
+	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` of the proxy; port 0 picks a free one")
+	flag.StringVar(&c.listen, "listen", "", "`address` of a single replica in this process, without a proxy")
+	flag.StringVar(&c.proxy, "proxy", "", "comma-separated `URLs` of replicas, to run only their proxy")
 	flag.StringVar(&c.baseURL, "base-url", "", "`URL` at which clients reach the proxy; by default that of -addr, or of -listen")
 
 	flag.StringVar(&c.data, "data", "./cardvault-cluster", "`directory` of the key and sandbox.json")
@@ -99,17 +99,17 @@ func main() {
 func (c *config) wrong() string {
 	switch {
 	case flag.NArg() > 0:
-		return "takes no arguments besides flags"
+		return "takes flags only, no arguments"
 	case c.proxy != "":
 		return ""
 	case c.store == "" || c.codes == "":
-		return "-store and -codes are needed"
+		return "-store and -codes are required"
 	case c.replicas < 1 || c.replicas > 100:
 		return "-replicas must be 1 to 100"
 	case (c.listen != "" || c.setup) && (c.store == "memory" || c.codes == "memory"):
-		return "other processes cannot reach what is in memory"
+		return "other processes cannot reach a store or cache in memory"
 	case c.setup && (c.baseURL == "" || c.listen != ""):
-		return "-setup needs -base-url, and no -listen"
+		return "-setup requires -base-url and excludes -listen"
 	case c.securityCodeTTL == 0 || c.sessionTTL == 0: // which would be the defaults
 		return "-security-code-ttl and -session-ttl must not be 0"
 	}
@@ -139,12 +139,12 @@ func run(ctx context.Context, c config, restart <-chan os.Signal, stdout, stderr
 	for {
 		select {
 		case <-restart:
-			log.Info("starting the replicas anew")
+			log.Info("restarting the replicas")
 			if err := cl.restart(ctx); err != nil {
-				log.Error("a replica cannot be started: the others continue", "error", err)
+				log.Error("a replica could not be started: the others continue", "error", err)
 				continue
 			}
-			log.Info("the replicas were started anew")
+			log.Info("the replicas were restarted")
 		case err := <-cl.ended:
 			return err
 		case <-ctx.Done():

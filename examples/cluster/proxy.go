@@ -130,7 +130,7 @@ func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, err
 }
 
-// fail answers in the form of the REST surface.
+// fail answers in the form of the REST API.
 func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h := w.Header()
 	h.Set("X-Api-Version", "1.0")
@@ -141,11 +141,11 @@ func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if op, ok := errors.AsType[*net.OpError](err); err == errNoReplica || ok && op.Op == "dial" {
 		h.Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = io.WriteString(w, `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is not available."}`) // the client is gone if this fails
+		_, _ = io.WriteString(w, `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`) // the client is gone if this fails
 		return
 	}
 	w.WriteHeader(http.StatusBadGateway)
-	_, _ = io.WriteString(w, `{"status":"502","classifier":"OUTCOME_UNKNOWN","message":"The replica has not answered: repeat the request under its idempotency key."}`)
+	_, _ = io.WriteString(w, `{"status":"502","classifier":"OUTCOME_UNKNOWN","message":"The replica did not respond. Repeat the request with its idempotency key."}`)
 }
 
 // watch probes replicas in processes of their own until ctx ends.

@@ -569,7 +569,7 @@ func TestRollingRestart(t *testing.T) {
 		rounds := 0
 		for ; rounds < 3 || l.answered() < 1000; rounds++ {
 			p.signal(t, syscall.SIGHUP)
-			p.log.wait(t, "the replicas were started anew", rounds+1)
+			p.log.wait(t, "the replicas were restarted", rounds+1)
 		}
 		served, failed := l.stop()
 		if len(failed) > 0 {

@@ -44,7 +44,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) != 3 {
-		return errors.New("migrate VAULT KEYFILE tokens.csv <cards.csv")
+		return errors.New("usage: migrate VAULT KEYFILE tokens.csv <cards.csv")
 	}
 	keys, err := cardvault.KeyFile(args[1], nil)
 	if err != nil {
@@ -73,7 +73,7 @@ func migrate(ctx context.Context, v *cardvault.Vault, in io.Reader, out io.ReadW
 			break
 		}
 		if err != nil || !lines.Scan() {
-			return errors.Join(errors.New("the results are of other cards"), err, lines.Err())
+			return errors.Join(errors.New("the results belong to other cards"), err, lines.Err())
 		}
 		end += int64(len(result))
 	}
@@ -108,7 +108,7 @@ func importLine(ctx context.Context, v *cardvault.Vault, line []byte, number int
 	defer clear(line)
 	fields := bytes.SplitN(line, []byte(","), 5)
 	if len(fields) != 5 || !isKey.Match(fields[0]) || isCard.Match(fields[0]) {
-		return fmt.Sprintf("line %d,refused: it has no key, or not five fields\n", number), nil
+		return fmt.Sprintf("line %d,refused: the key is missing, or there are not five fields\n", number), nil
 	}
 	key := string(fields[0])
 	month, _ := strconv.Atoi(string(fields[2])) // 0 is refused

@@ -114,7 +114,7 @@ func TestRefused(t *testing.T) {
 		t.Fatalf("lines are %q", lines)
 	}
 	for i, line := range lines[1:7] {
-		if want := fmt.Sprintf("line %d,refused: it has no key, or not five fields", i+2); line != want {
+		if want := fmt.Sprintf("line %d,refused: the key is missing, or there are not five fields", i+2); line != want {
 			t.Errorf("line is %q, want %q", line, want)
 		}
 	}

@@ -70,7 +70,7 @@ func find(input []byte) (string, error) {
 	err := json.Unmarshal(input, &answer)
 	switch {
 	case err != nil:
-		return "", errors.New("standard input is not payment data")
+		return "", errors.New("standard input holds no payment data")
 	case answer.JWE != "":
 		return answer.JWE, nil
 	case len(answer.Failures) > 0:
@@ -78,7 +78,7 @@ func find(input []byte) (string, error) {
 	case answer.Message != "":
 		return "", fmt.Errorf("there is no payment data: %s", answer.Message)
 	}
-	return "", errors.New("there is no cryptogram: its retention may have ended")
+	return "", errors.New("there is no cryptogram: it may have expired")
 }
 
 // show prints a credential in the form in which it was encrypted.

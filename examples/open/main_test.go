@@ -24,8 +24,8 @@ func TestOpen(t *testing.T) {
 		"refused": {"shared-secret", `{"encrypted_authentication_data":null,"failure_details":[{"message":"The issuer declined."}]}`, "",
 			"there is no cryptogram: The issuer declined."},
 		"error":   {"shared-secret", `{"status":"404","message":"Not found."}`, "", "there is no payment data: Not found."},
-		"over":    {"shared-secret", `{"encrypted_authentication_data":null}`, "", "there is no cryptogram: its retention may have ended"},
-		"no JSON": {"shared-secret", `{"`, "", "standard input is not payment data"},
+		"over":    {"shared-secret", `{"encrypted_authentication_data":null}`, "", "there is no cryptogram: it may have expired"},
+		"no JSON": {"shared-secret", `{"`, "", "standard input holds no payment data"},
 		"nothing": {"shared-secret", "", "", "receive: payment data cannot be opened with these secrets"},
 	} {
 		t.Run(name, func(t *testing.T) {

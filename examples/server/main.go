@@ -1,4 +1,4 @@
-// Server is a complete sandbox vault on one machine: the REST surface on bbolt with a
+// Server is a complete sandbox vault on one machine: the REST API on bbolt with a
 // simulated network and payment provider, and with accounts, keys and secrets to try them.
 // It is not made to hold real cards.
 //
@@ -45,7 +45,7 @@ type config struct {
 
 func main() {
 	var c config
-	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
+	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 picks a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key, the simulator and sandbox.json")
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
@@ -53,7 +53,7 @@ func main() {
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
 	if flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "server: takes no arguments besides flags")
+		fmt.Fprintln(os.Stderr, "server: takes flags only, no arguments")
 		os.Exit(2)
 	}
 

@@ -1,5 +1,5 @@
 // Shop is a shop with a vault inside, as one process: orders in a SQL database, cards in the
-// vault, and the REST surface of the vault for browsers below /vault/.
+// vault, and the REST API of the vault for browsers below /vault/.
 //
 //	go run -C examples/shop . [-addr 127.0.0.1:8443] [-data ./shop-data] [-cert cert.pem -key key.pem]
 //
@@ -114,7 +114,7 @@ func listen(c config) (net.Listener, error) {
 		}
 		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{pair}})
 	} else if a, ok := l.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
-		return nil, errors.Join(errors.New("-cert is missing"), l.Close())
+		return nil, errors.Join(errors.New("-cert is required"), l.Close())
 	}
 	return httpapi.Erasing(l), nil // around TLS: it erases cards from the buffers of idle connections
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// http compares the REST surface with handlers that answer as many bytes and do
+// http compares the REST API with handlers that answer as many bytes and do
 // nothing. Client and server share the machine.
 func (b *bench) http(ctx context.Context) error {
 	p, err := b.vault.List(ctx, &cardvault.TokenListOptions{Limit: 1})

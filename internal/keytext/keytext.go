@@ -87,7 +87,7 @@ func Parse(prefix, text string) (short, secret string, ok bool) {
 func ParseGiven(prefix, text string) (short, secret string, err error) {
 	short, secret, ok := Parse(prefix, text)
 	if !ok || short != shortOf(secret) {
-		return "", "", errors.New("must be a text that GenerateAPIKeyText has made for the mode of the vault")
+		return "", "", errors.New("must be a text from GenerateAPIKeyText for the mode of the vault")
 	}
 	if evident(secret) {
 		return "", "", errors.New("must carry 256 random bits")

@@ -65,7 +65,7 @@ func PAN(d []byte, luhn bool) *Broken {
 		return b
 	}
 	if _, lengthOK := iin.Detect(d); !lengthOK {
-		return &Broken{invalid.Format, "has a length that its scheme does not have"}
+		return &Broken{invalid.Format, "has the wrong length for its scheme"}
 	}
 	if luhn && !iin.Luhn(d) {
 		return &Broken{invalid.Luhn, "must pass the Luhn check"}

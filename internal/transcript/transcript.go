@@ -1,4 +1,4 @@
-// Package transcript plays the documented behaviour of the REST surface, which is in
+// Package transcript plays the documented behaviour of the REST API, which is in
 // files, on whatever keeps the records and serves them.
 //
 // A file is a sequence of paragraphs:

@@ -1,4 +1,4 @@
-// Package wire is the JSON of the REST surface: [Append] writes a value, for answers,
+// Package wire is the JSON of the REST API: [Append] writes a value, for answers,
 // deliveries and the MarshalJSON of its type, and [Read] reads it.
 //
 // The members of a struct are its fields with a tag wire, in their order. A member is always

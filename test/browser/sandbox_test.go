@@ -328,8 +328,8 @@ func (s *sandbox) testEntered() {
 	})()`)
 	p.enterScenario(1)
 	id := p.await("success").TokenID
-	p.text("#entry-status", "The card is stored.")
-	p.pills(id, "active,code kept")
+	p.text("#entry-status", "Card stored.")
+	p.pills(id, "active,code available")
 	want(&p.world, "pending,active", `states.join()`)
 	p.text("#token-"+id, "411111******0013")
 	p.text("#event-list", "token.created")
@@ -339,7 +339,7 @@ func (s *sandbox) testEntered() {
 	// The next card can be entered.
 	p.await("ready")
 	p.enterScenario(0)
-	p.pills(p.await("success").TokenID, "active,code kept")
+	p.pills(p.await("success").TokenID, "active,code available")
 	want(&p.world, 2, `document.querySelectorAll("#token-list > li").length`)
 }
 
@@ -379,9 +379,9 @@ func (s *sandbox) testWrongCard() {
 	p.fill("number", number(0))
 	p.keys(kb.Enter)
 	id := p.await("success").TokenID
-	p.pills(id, "not available,code kept")
+	p.pills(id, "not available,code available")
 	p.unfold(id)
-	p.text("#token-"+id+" .facts", "Kept until")
+	p.text("#token-"+id+" .facts", "Expires")
 }
 
 // bankPage is the document of a challenge, which is on the page's own origin here.
@@ -408,8 +408,8 @@ func (s *sandbox) testConfirmed() {
 	p.picture("challenge")
 	p.keys(kb.Enter)
 	id := p.await("success").TokenID
-	p.pills(id, "active,code kept")
-	p.text("#entry-status", "The card is stored.")
+	p.pills(id, "active,code available")
+	p.text("#entry-status", "Card stored.")
 }
 
 // testRefused refuses at the bank. Then it skips the identification, which the card's
@@ -421,7 +421,7 @@ func (s *sandbox) testRefused() {
 	p.wait(bankPage + `.activeElement.id === "refuse"`)
 	p.keys(kb.Enter)
 	p.wantFailure("identification_failed", "new_session")
-	p.text("#entry-status", "The card could not be confirmed.")
+	p.text("#entry-status", "Your card could not be verified.")
 	want(&p.world, 0, `document.querySelectorAll("#token-list > li").length`)
 
 	p.await("ready")
@@ -431,7 +431,7 @@ func (s *sandbox) testRefused() {
 	p.await("ready")
 	p.enterScenario(70)
 	id := p.await("success").TokenID
-	p.pills(id, "failed,code kept")
+	p.pills(id, "failed,code available")
 	p.unfold(id)
 	p.text("#token-"+id+" .facts", "card_verification_failed")
 }
@@ -440,10 +440,10 @@ func (s *sandbox) testRefused() {
 func (s *sandbox) testPaymentData() {
 	id, declined := s.stored(0), s.stored(40)
 	p := s.open(1280)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	p.act(id, "payment-data")
-	p.text("#token-"+id, "There is a cryptogram.")
+	p.text("#token-"+id, "Cryptogram created.")
 	var list struct {
 		Data []struct {
 			ID  string
@@ -471,10 +471,10 @@ func (s *sandbox) testPaymentData() {
 	p.allow(`status of 422`)
 	p.keys("19.99" + kb.Enter)
 	p.text("#token-"+id+" .status.bad", "amount")
-	p.pills(declined, "active,code kept")
+	p.pills(declined, "active,code available")
 	p.unfold(declined)
 	p.act(declined, "payment-data")
-	p.text("#token-"+declined, "There is no cryptogram")
+	p.text("#token-"+declined, "No cryptogram")
 	p.wait(`document.querySelector("#token-" + %s + " .records code")`, declined)
 }
 
@@ -482,27 +482,27 @@ func (s *sandbox) testPaymentData() {
 func (s *sandbox) testScheme() {
 	id := s.stored(0)
 	p := s.open(1280)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	p.act(id, "suspend")
-	p.pills(id, "inactive,code kept")
+	p.pills(id, "inactive,code available")
 	p.text("#token-"+id+" .facts", "suspended")
 	p.act(id, "resume")
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.act(id, "renew")
 	p.text("#event-list", "card updated")
 	p.act(id, "delete")
-	p.pills(id, "deleted,code kept")
+	p.pills(id, "deleted,code available")
 	// That is final.
 	p.allow(`status of 409`)
 	p.act(id, "provisions")
 	p.text("#token-"+id+" .status.bad", "does not allow this")
 
 	id = s.stored(0)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	p.act(id, "invalidate")
-	p.pills(id, "invalid,deleted,code kept")
+	p.pills(id, "invalid,deleted,code available")
 	p.text("#token-"+id+" .facts", "account_closed")
 }
 
@@ -510,7 +510,7 @@ func (s *sandbox) testScheme() {
 func (s *sandbox) testCode() {
 	id := s.stored(0)
 	p := s.open(1280)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	p.act(id, "consume")
 	p.pills(id, "active")
@@ -529,8 +529,8 @@ func (s *sandbox) testCode() {
 	p.screenshot("code")
 	p.click("#token-%s .code-form .main", id)
 	p.await("success")
-	p.pills(id, "active,code kept")
-	p.text("#token-"+id, "The security code is kept.")
+	p.pills(id, "active,code available")
+	p.text("#token-"+id, "Security code saved.")
 	want(&p.world, "refresh-session", `document.activeElement.dataset.action`)
 	if b := s.call("GET", "/tokens/"+id+"/security-code", ""); !bytes.Contains(b, []byte("true")) {
 		s.t.Errorf("the vault answers %s", b)
@@ -541,7 +541,7 @@ func (s *sandbox) testCode() {
 func (s *sandbox) testDeleted() {
 	id := s.stored(0)
 	p := s.open(1280)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	for _, no := range []func(){
 		func() { p.click("#delete-no") },
@@ -552,14 +552,14 @@ func (s *sandbox) testDeleted() {
 		p.text("#delete-dialog", "411111******0005")
 		want(&p.world, "delete-no", `document.activeElement.id`)
 		no()
-		p.text("#token-"+id, "It was kept.")
+		p.text("#token-"+id, "Nothing was deleted.")
 		want(&p.world, "delete-token", `document.activeElement.dataset.action`)
 		s.call("GET", "/tokens/"+id, "")
 	}
 	p.act(id, "delete-token")
 	p.click("#delete-yes")
 	p.wait(`!document.querySelector("#token-list > li")`)
-	p.text("#toast", "The token is deleted.")
+	p.text("#toast", "Token deleted.")
 	p.text("#event-list", "token.deleted")
 	want(&p.world, true, `document.querySelector("#no-tokens").checkVisibility()`)
 	want(&p.world, "tokens-title", `document.activeElement.id`)
@@ -572,18 +572,18 @@ func (s *sandbox) testPages() {
 		ids = append(ids, s.stored(0))
 	}
 	p := s.open(1280)
-	p.pills(ids[10], "active,code kept")
+	p.pills(ids[10], "active,code available")
 	want(&p.world, true, `document.querySelector("#newer").disabled && document.querySelectorAll("#token-list > li").length === 10`)
 	p.click("#older")
-	p.pills(ids[0], "active,code kept")
+	p.pills(ids[0], "active,code available")
 	want(&p.world, true, `document.querySelector("#older").disabled && document.querySelectorAll("#token-list > li").length === 1`)
 	p.click("#newer")
-	p.pills(ids[10], "active,code kept")
+	p.pills(ids[10], "active,code available")
 	p.click("#older")
-	p.pills(ids[0], "active,code kept")
+	p.pills(ids[0], "active,code available")
 	// Without it there is only one page.
 	s.call("DELETE", "/tokens/"+ids[0], "")
-	p.pills(ids[1], "active,code kept")
+	p.pills(ids[1], "active,code available")
 	p.wait(`!document.querySelector("#token-pages").checkVisibility()`)
 	p.unfold(ids[1])
 	p.act(ids[1], "read")
@@ -595,13 +595,13 @@ func (s *sandbox) testRestarted() {
 	id := s.stored(0)
 	p := s.open(1280)
 	p.allow(`ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE|ERR_SOCKET_NOT_CONNECTED|status of 401`)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	want(&p.world, false, `document.querySelector("#trouble").checkVisibility()`)
 	s.kill()
-	p.text("#trouble", "The sandbox does not answer.")
+	p.text("#trouble", "The sandbox is not responding.")
 	p.screenshot("killed")
 	s.start(strings.TrimPrefix(s.Base, "http://"))
-	p.text("#trouble", "The sandbox does not know this page any more: load it again.")
+	p.text("#trouble", "This page has expired, or the sandbox was restarted. Reload the page.")
 	p.screenshot("restarted")
 	p.click("#reload")
 	p.enter()
@@ -610,7 +610,7 @@ func (s *sandbox) testRestarted() {
 	p.pills(id, "active") // security codes end with the process
 	want(&p.world, false, `document.querySelector("#trouble").checkVisibility()`)
 	p.enterScenario(0)
-	p.pills(p.await("success").TokenID, "active,code kept")
+	p.pills(p.await("success").TokenID, "active,code available")
 }
 
 // testForeignHost reaches the server by a foreign name, as after DNS rebinding.
@@ -640,7 +640,7 @@ func (s *sandbox) testOtherOrigin() {
 	}))
 	s.t.Cleanup(stranger.Close)
 	p := s.open(1280)
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	const calls = `Promise.all(%s.flatMap(([method, path, body]) => ["cors", "no-cors"].map((mode) =>
 		fetch(%s + path, {method, mode, credentials: "include", body: body || undefined}).then((r) => method + " " + path + " " + r.status, () => ""))))
 		.then((answers) => answers.filter(Boolean))`
@@ -727,20 +727,20 @@ func (s *sandbox) testSecrets() {
 	p.navigate(s.Base + "/")
 	p.await("ready")
 	p.enter()
-	p.pills(id, "active,code kept")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	p.act(id, "payment-data")
-	p.text("#token-"+id, "There is a cryptogram.")
+	p.text("#token-"+id, "Cryptogram created.")
 	p.wait(`document.querySelector("#token-" + %s + " .jwe")`, id)
 	p.enterScenario(1)
-	p.pills(p.await("success").TokenID, "active,code kept")
+	p.pills(p.await("success").TokenID, "active,code available")
 	p.act(id, "refresh-session")
 	p.await("ready")
 	p.enter()
 	p.act(id, "suspend")
-	p.pills(id, "inactive,code kept")
+	p.pills(id, "inactive,code available")
 	p.act(id, "read")
-	p.text("#token-"+id, "It is under Calls.")
+	p.text("#token-"+id, "The response is under Calls.")
 
 	kept := eval[string](&p.world, `(async () => JSON.stringify({
 		html: document.documentElement.outerHTML, values: [...document.querySelectorAll("input")].map((e) => e.value), events,
@@ -801,15 +801,15 @@ func (s *sandbox) testLooks() {
 	}
 	see("empty")
 	id, suspended, failed := s.stored(44), s.stored(0), s.stored(10)
-	p.pills(suspended, "active,code kept")
+	p.pills(suspended, "active,code available")
 	s.call("POST", "/simulator/tokens/"+suspended+"/suspend", "")
-	p.pills(suspended, "inactive,code kept")
-	p.pills(failed, "failed,code kept")
-	p.pills(id, "active,code kept")
+	p.pills(suspended, "inactive,code available")
+	p.pills(failed, "failed,code available")
+	p.pills(id, "active,code available")
 	p.unfold(id)
 	for range 2 {
 		p.act(id, "payment-data")
-		p.text("#token-"+id+" .status.bad", "There is no cryptogram")
+		p.text("#token-"+id+" .status.bad", "No cryptogram")
 	}
 	p.act(id, "payment-data")
 	p.wait(`document.querySelector("#token-" + %s + " .jwe")`, id)
@@ -821,7 +821,7 @@ func (s *sandbox) testLooks() {
 	p.do(`document.querySelectorAll("#test-cards details, .records details").forEach((e) => { e.open = true; })`)
 	p.wait(`document.querySelectorAll(".records code").length >= 3`)
 	pending := s.stored(51)
-	p.pills(pending, "pending,code kept")
+	p.pills(pending, "pending,code available")
 	see("light")
 	p.media("prefers-color-scheme", "dark")
 	see("dark")

@@ -26,7 +26,7 @@ var pageTemplate = template.Must(template.New("reference").Parse(source))
 // Options say where a page is.
 type Options struct {
 	Home    string   // the address of the sandbox
-	BaseURL string   // of the REST surface, for lines of a shell
+	BaseURL string   // of the REST API, for lines of a shell
 	Key     string   // the line of a shell that sets KEY to an API key
 	Files   string   // the address below which Files are
 	Style   string   // the address of the style that the page shares with the sandbox

@@ -1,4 +1,4 @@
-// The reference of the sandbox. "Try it" calls the REST surface below data-api, where a
+// The reference of the sandbox. "Try it" calls the REST API below data-api, where a
 // cookie stands for the API key.
 
 const api = document.documentElement.dataset.api;
@@ -85,7 +85,7 @@ document.addEventListener("submit", async (event) => {
       trouble.hidden = false;
     }
   } catch {
-    form.querySelector(".outcome").replaceChildren(el("p", { className: "status bad" }, "The sandbox does not answer. Is it still running?"));
+    form.querySelector(".outcome").replaceChildren(el("p", { className: "status bad" }, "The sandbox is not responding. Is it still running?"));
   } finally {
     button.disabled = false;
   }

@@ -49,7 +49,7 @@ func Read(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, e
 		err = errors.New("it has no accounts")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is not readable; remove it to have new keys made: %w", file, err)
+		return nil, fmt.Errorf("%s cannot be read; remove it to create new keys: %w", file, err)
 	}
 	for _, a := range box.Accounts {
 		if _, err := v.Authenticate(ctx, a.APIKey); err != nil {
@@ -67,7 +67,7 @@ func Open(ctx context.Context, v *cardvault.Vault, file string, log *slog.Logger
 	box, err := Read(ctx, v, file)
 	switch {
 	case errors.Is(err, cardvault.ErrUnauthenticated):
-		log.Warn("new keys and accounts are made: the vault does not know the ones in the file", "old", file+".old")
+		log.Warn("creating new keys and accounts: the vault does not know those in the file", "old", file+".old")
 		if err := os.Rename(file, file+".old"); err != nil {
 			return nil, err
 		}
@@ -151,8 +151,11 @@ func (b *Credentials) Write(file string) error {
 // the file, because output is often stored, as in the log of a container.
 func (b *Credentials) Announce(w io.Writer, file string) {
 	lines := fromFile(file)
-	fmt.Fprintf(w, `Cardvault sandbox on %[1]s, with its reference on %[1]s/reference
-API keys and secrets are in %[2]s. Paste these lines into another terminal. They import a card, list tokens, request payment data once there is a network token, and decrypt it:
+	fmt.Fprintf(w, `Cardvault sandbox: %[1]s
+API reference: %[1]s/reference
+API keys and secrets: %[2]s
+
+Paste these lines into another terminal. They import a card, list the tokens, wait for the network token, request payment data and decrypt it:
 
 %[3]s
 

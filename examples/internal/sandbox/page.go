@@ -37,7 +37,7 @@ import (
 // A page is the sandbox for people: GET /, the reference at GET /reference, and what both
 // call below /sandbox/.
 //
-// Below /sandbox/api/ are the REST surface and the simulator, for one account. The cookie
+// Below /sandbox/api/ are the REST API and the simulator, for one account. The cookie
 // that comes with a page, another for each visit, stands for an API key there that cannot
 // make other keys. Keys and secrets stay in this process, except the signing secret of a
 // webhook, which is shown to its creator. Any browser that can load the page can use it.
@@ -121,7 +121,7 @@ func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.C
 // referencePath is where the reference is.
 const referencePath = "/reference"
 
-// renderReference returns the reference of the REST surface.
+// renderReference returns the reference of the REST API.
 func renderReference(baseURL, key string) ([]byte, error) {
 	_, contract := httpapi.OpenAPI()
 	o := &reference.Options{
@@ -171,9 +171,9 @@ func sameOrigin(r *http.Request) bool {
 }
 
 var (
-	foreignHost = &failure{421, "MISDIRECTED_REQUEST", "The sandbox is not reached under this name.", "", ""}
-	crossOrigin = &failure{403, "CROSS_ORIGIN", "Only the page of the sandbox may call this.", "", ""}
-	noCookie    = &failure{401, "UNAUTHORIZED", "The sandbox does not know this page any more: load it again.", "", ""}
+	foreignHost = &failure{421, "MISDIRECTED_REQUEST", "The sandbox does not serve this host name.", "", ""}
+	crossOrigin = &failure{403, "CROSS_ORIGIN", "Only the sandbox page may call this.", "", ""}
+	noCookie    = &failure{401, "UNAUTHORIZED", "This page has expired, or the sandbox was restarted. Reload the page.", "", ""}
 )
 
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -284,7 +284,7 @@ func (p *page) visit(html []byte) http.HandlerFunc {
 // maxLive bounds how many tokens the page can ask about at a time.
 const maxLive = 50
 
-var tooManyTokens = &failure{422, "VALIDATION_FAILED", fmt.Sprintf("The query may name %d tokens.", maxLive), "", ""}
+var tooManyTokens = &failure{422, "VALIDATION_FAILED", fmt.Sprintf("The query may name at most %d tokens.", maxLive), "", ""}
 
 // live answers questions that the list of tokens leaves open: until when the vault has the
 // security codes of some, and events after one of them.
@@ -321,7 +321,7 @@ const maxOpen = 8 << 10
 
 var (
 	notAsked      = &failure{400, "MALFORMED_REQUEST", "The body must be an object with encrypted_authentication_data, of at most 8 KiB.", "", ""}
-	notForSandbox = &failure{422, "VALIDATION_FAILED", "The payment secret of the sandbox does not open this.", "", ""}
+	notForSandbox = &failure{422, "VALIDATION_FAILED", "The sandbox cannot decrypt this with its payment secret.", "", ""}
 )
 
 // open decrypts payment data as its merchant would.
@@ -449,54 +449,54 @@ var testCards = []struct {
 	Cards []testCard
 }{
 	{"Network tokens", []testCard{
-		{0, 0, "active at once, as every card that is not listed"},
-		{0, 1, "active after 2 seconds, by a notice"},
-		{0, 2, "active after 2 seconds; the notice is lost, polling finds out"},
+		{0, 0, "active at once, like every card not listed here"},
+		{0, 1, "active after 2 seconds, reported by a notice"},
+		{0, 2, "active after 2 seconds; the notice is lost, and polling finds it"},
 		{0, 10, "failed: the card is not eligible"},
-		{0, 11, "failed: the card is allowed no further tokens"},
+		{0, 11, "failed: no more tokens are allowed for this card"},
 		{0, 12, "failed: declined by the issuer"},
-		{0, 13, "failed; the next provisions works"},
+		{0, 13, "failed; the next request succeeds"},
 		{0, 14, "two transient errors, then active"},
-		{0, 15, "errors until retries are used up: failed"},
+		{0, 15, "failed: errors until the retries are used up"},
 		{0, 20, "not available: the merchant is not enrolled"},
-		{0, 21, "not available; the next provisions works"},
+		{0, 21, "not available; the next request succeeds"},
 		{0, 50, "active; provisioning takes 2 seconds"},
-		{0, 51, "provisioning runs into its deadline, again and again: failed"},
-		{0, 60, "active, with notices that come twice and in the wrong order"},
-		{0, 61, "active, after the first answer was lost"},
-		{0, 70, "the cardholder is identified first; without: failed"},
+		{0, 51, "failed: provisioning times out every time"},
+		{0, 60, "active; notices arrive twice and out of order"},
+		{0, 61, "active, although the first response is lost"},
+		{0, 70, "active after the cardholder is identified, else failed"},
 		{0, 71, "active, and supports device binding"},
 	}},
-	{"What becomes of them", []testCard{
+	{"Later changes", []testCard{
 		{0, 30, "active, then suspended"},
 		{0, 31, "active, suspended, active again"},
 		{0, 32, "active, then deleted by the issuer"},
 		{0, 33, "active, then the card is invalidated"},
-		{0, 34, "active, then the card gets another number"},
-		{0, 35, "active, then the card gets another expiry"},
-		{0, 36, "active, then the card gets other art"},
-		{0, 37, "active, then the network token gets another number and expiry"},
+		{0, 34, "active, then the card gets a new number"},
+		{0, 35, "active, then the card gets a new expiry date"},
+		{0, 36, "active, then the card gets new art"},
+		{0, 37, "active, then the network token gets a new number and expiry date"},
 	}},
 	{"Payment data", []testCard{
 		{0, 40, "declined by the scheme"},
-		{0, 41, "refused by configuration"},
+		{0, 41, "refused: the merchant is not enrolled"},
 		{0, 42, "takes 2 seconds"},
-		{0, 43, "runs into its deadline"},
-		{0, 44, "fails twice, then works"},
-		{0, 45, "comes without ECI"},
+		{0, 43, "times out"},
+		{0, 44, "fails twice, then succeeds"},
+		{0, 45, "succeeds without an ECI"},
 	}},
 	{"Pseudo card numbers", []testCard{
-		{0, 80, "obtain-ppan answers VALID, as for every card that is not listed"},
-		{0, 81, "obtain-ppan answers INVALID"},
-		{0, 82, "obtain-ppan answers ERROR"},
+		{0, 80, "obtain-ppan returns VALID, as for every card not listed here"},
+		{0, 81, "obtain-ppan returns INVALID"},
+		{0, 82, "obtain-ppan returns ERROR"},
 	}},
 	{"Other schemes", []testCard{
 		{card.Mastercard, 0, "Mastercard: active at once"},
 		{card.AmericanExpress, 0, "American Express: active at once"},
 		{card.Discover, 0, "Discover: active at once"},
-		{card.DinersClub, 0, "Diners Club: not available, the scheme is not enabled"},
-		{card.JCB, 0, "JCB: not available, the scheme is not enabled"},
-		{card.UnionPay, 0, "UnionPay: not available, the scheme is not enabled"},
+		{card.DinersClub, 0, "Diners Club: not available; the scheme is not enabled"},
+		{card.JCB, 0, "JCB: not available; the scheme is not enabled"},
+		{card.UnionPay, 0, "UnionPay: not available; the scheme is not enabled"},
 	}},
 }
 

@@ -43,7 +43,7 @@ func startProvider(network *simnet.Network, log *slog.Logger) (*provider, error)
 
 	go func() {
 		if err := p.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("the provider of pseudo card numbers has stopped", "error", err)
+			log.Error("the simulated payment provider has stopped", "error", err)
 		}
 	}()
 	return p, nil

@@ -1,5 +1,5 @@
 // Package sandbox is the common part of the sandbox programs. It has a vault's simulated
-// network and payment provider, and accounts to try it. Its REST surface comes with a page
+// network and payment provider, and accounts to try it. Its REST API comes with a page
 // for people, and with controls for schemes and shoppers. It is not made to hold real
 // cards.
 package sandbox
@@ -89,7 +89,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 	}
 }
 
-// Handler returns the REST surface of v with all that the sandbox has beside it. The
+// Handler returns the REST API of v with all that the sandbox has beside it. The
 // page is for the first of the accounts, and stands behind cookies that are made under a
 // key, which cannot be guessed and which all replicas share.
 func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (http.Handler, error) {
@@ -109,7 +109,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 	}
 
 	scheme, shoppers := newSimulator(httpapi.APIKeys(v), v, control, log), newChallenges(s.opts.Network, log)
-	// No ServeMux: it would redirect paths that the REST surface answers.
+	// No ServeMux: it would redirect paths that the REST API answers.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case (r.URL.Path == "/" || r.URL.Path == referencePath) && (r.Method == http.MethodGet || r.Method == http.MethodHead),
@@ -136,7 +136,7 @@ func Server(h http.Handler, log *slog.Logger) *http.Server {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 
-		DisableGeneralOptionsHandler: true, // the REST surface answers OPTIONS *
+		DisableGeneralOptionsHandler: true, // the REST API answers OPTIONS *
 	}
 }
 
@@ -145,7 +145,7 @@ func URL(l net.Listener) (string, error) {
 	a, ok := l.Addr().(*net.TCPAddr)
 	switch {
 	case !ok:
-		return "", errors.New("sandbox: not a listener of TCP")
+		return "", errors.New("sandbox: not a TCP listener")
 	case a.IP.IsUnspecified():
 		return "http://" + net.JoinHostPort("localhost", strconv.Itoa(a.Port)), nil
 	}

@@ -67,7 +67,7 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.write(w)
 }
 
-// act checks a request in the order of the REST surface and performs it.
+// act checks a request in the order of the REST API and performs it.
 func (s *simulator) act(r *http.Request) error {
 	path, ok := strings.CutPrefix(r.URL.Path, "/simulator/tokens/")
 	token, action, _ := strings.Cut(path, "/")
@@ -176,7 +176,7 @@ func parseID(s string) (uuid.UUID, bool) {
 	return id, true
 }
 
-// A failure has the form of the REST surface's.
+// A failure has the form of the REST API's.
 type failure struct {
 	Status     int    `json:"status,string"`
 	Classifier string `json:"classifier"`
@@ -186,10 +186,10 @@ type failure struct {
 }
 
 var (
-	unauthorized     = &failure{401, "UNAUTHORIZED", "The header x-api-key needs a valid API key.", "WWW-Authenticate", `ApiKey realm="cardvault"`}
+	unauthorized     = &failure{401, "UNAUTHORIZED", "The header x-api-key must hold a valid API key.", "WWW-Authenticate", `ApiKey realm="cardvault"`}
 	notFound         = &failure{404, "NOT_FOUND", "There is no such resource.", "", ""}
-	methodNotAllowed = &failure{405, "METHOD_NOT_ALLOWED", "The resource does not have this method.", "Allow", http.MethodPost}
-	noNetworkToken   = &failure{409, "NETWORK_TOKEN_STATE_CONFLICT", "The network has no network token of this card.", "", ""}
+	methodNotAllowed = &failure{405, "METHOD_NOT_ALLOWED", "The resource does not support this method.", "Allow", http.MethodPost}
+	noNetworkToken   = &failure{409, "NETWORK_TOKEN_STATE_CONFLICT", "The network has no network token for this card.", "", ""}
 	internalError    = &failure{500, "INTERNAL_ERROR", "Something went wrong.", "", ""}
 )
 

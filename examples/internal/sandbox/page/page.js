@@ -1,4 +1,4 @@
-// The page of the sandbox. It calls the REST surface below /sandbox/api, where a
+// The page of the sandbox. It calls the REST API below /sandbox/api, where a
 // cookie stands for the API key, and two things more: /sandbox/live and /sandbox/open.
 
 const pageSize = 10; // tokens
@@ -62,13 +62,13 @@ async function request(method, path, body) {
     const text = await response.text();
     answer = text ? JSON.parse(text) : null;
   } catch {
-    throw new Refusal("The sandbox does not answer. Is it still running?");
+    throw new Refusal("The sandbox is not responding. Is it still running?");
   }
   if (response.status === 401) reloadNeeded(answer.message);
   return { status: response.status, answer };
 }
 
-const refusal = ({ status, answer }) => new Refusal(answer?.message ?? `The sandbox answered ${status}.`, status);
+const refusal = ({ status, answer }) => new Refusal(answer?.message ?? `The sandbox responded with ${status}.`, status);
 
 // read gets what is not worth a line under Calls.
 async function read(path) {
@@ -77,7 +77,7 @@ async function read(path) {
   return result.answer;
 }
 
-// call makes a call of the REST surface and shows it.
+// call makes a call of the REST API and shows it.
 async function call(method, path, body) {
   const result = await request(method, "/sandbox/api" + path, body);
   showCall(method, path, body, result);
@@ -90,7 +90,7 @@ let stale = false;
 function reloadNeeded(message) {
   if (stale) return;
   stale = true;
-  const again = el("button", { type: "button", id: "reload" }, "Load again");
+  const again = el("button", { type: "button", id: "reload" }, "Reload");
   again.addEventListener("click", () => location.reload());
   $("trouble").replaceChildren(message, " ", again);
   $("trouble").hidden = false;
@@ -240,7 +240,7 @@ class Row {
       el("span", { className: "pills" },
         token.status === "invalid" ? pill("invalid") : null, " ",
         pill(token.network_token_status), " ",
-        codeUntil ? el("span", { className: "pill", title: "until " + clock.format(new Date(codeUntil)) }, "code kept") : null));
+        codeUntil ? el("span", { className: "pill", title: "until " + clock.format(new Date(codeUntil)) }, "code available") : null));
     say(this.why, reason ? reason.message : "");
     if (this.body) this.showFacts();
   }
@@ -252,15 +252,15 @@ class Row {
     const facts = [
       ["Token", copyable(t.id)],
       ["Stored", time(t.created_at, calendar)],
-      t.expires_at ? ["Kept until", time(t.expires_at, calendar)] : null,
+      t.expires_at ? ["Expires", time(t.expires_at, calendar)] : null,
       t.cardholder_name ? ["Name", t.cardholder_name] : null,
       t.invalidated_at ? ["Card", el("span", {}, "invalidated ", time(t.invalidated_at, calendar))] : null,
       ["Network token", words(t.network_token_status)],
       reason ? ["Reason", el("span", {}, el("code", {}, reason.code),
-        ` of the ${reason.source}${reason.scheme_code ? ", there " + reason.scheme_code : ""}. ${reason.message}`)] : null,
+        ` (${reason.source}${reason.scheme_code ? " code " + reason.scheme_code : ""}). ${reason.message}`)] : null,
       ["Identification", t.identity_and_verification + (method ? `: ${words(method)}, status ${t.authentication_data.status}, ECI ${t.authentication_data.eci}` : "")],
       ["Device binding", t.supports_device_binding ? "supported" : "not supported"],
-      ["Security code", this.codeUntil ? el("span", {}, "kept until ", time(this.codeUntil)) : "not kept"],
+      ["Security code", this.codeUntil ? el("span", {}, "available until ", time(this.codeUntil)) : "not available"],
     ];
     this.facts.replaceChildren(...facts.filter(Boolean).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   }
@@ -294,24 +294,24 @@ class Row {
       el("section", {},
         el("h3", {}, "Network token"),
         el("div", { className: "row" },
-          this.button("provisions", "Ask for a network token", "", async () => {
+          this.button("provisions", "Request a network token", "", async () => {
             const t = await call("POST", path + "/provisions");
             return `The network token is ${words(t.network_token_status)}.`;
           })),
-        el("h4", {}, "The scheme would"),
+        el("h4", {}, "Simulate at the scheme"),
         el("div", { className: "row" },
-          simulate("suspend", "Suspend", "The issuer suspends the network token."),
-          simulate("resume", "Resume", "The issuer resumes the network token."),
-          simulate("replace", "Replace number", "The card gets another number."),
-          simulate("renew", "Renew expiry", "The card gets another expiry."),
-          simulate("delete", "Delete network token", "The issuer deletes the network token."),
-          simulate("invalidate", "Invalidate card", "The card is invalidated.")),
+          simulate("suspend", "Suspend", "The issuer has suspended the network token."),
+          simulate("resume", "Resume", "The issuer has resumed the network token."),
+          simulate("replace", "Replace number", "The card has a new number."),
+          simulate("renew", "Renew expiry", "The card has a new expiry date."),
+          simulate("delete", "Delete network token", "The issuer has deleted the network token."),
+          simulate("invalidate", "Invalidate card", "The scheme has invalidated the card.")),
         status()),
       el("section", {},
         el("h3", {}, "Security code"),
         el("div", { className: "row" },
-          this.button("refresh-session", "Enter it anew", "", () => this.enterCode()),
-          this.button("consume", "Consume", "The payment was authorized: no security code is kept.", () => call("POST", path + "/consume"))),
+          this.button("refresh-session", "Re-enter code", "", () => this.enterCode()),
+          this.button("consume", "Consume", "The security code is erased, as required after an authorization.", () => call("POST", path + "/consume"))),
         this.codeStatus, this.code),
       el("section", {},
         el("h3", {}, "Token"),
@@ -320,13 +320,13 @@ class Row {
             await call("GET", path);
             $("call-list").querySelector("details").open = true;
             $("calls").scrollIntoView();
-            return "It is under Calls.";
+            return "The response is under Calls.";
           }),
           this.button("delete-token", "Delete…", "", async () => {
-            if (!(await confirmed("delete", "delete-card", this.token.masked_account_number))) return "It was kept.";
+            if (!(await confirmed("delete", "delete-card", this.token.masked_account_number))) return "Nothing was deleted.";
             await call("DELETE", path);
             $("tokens-title").focus();
-            toast("The token is deleted.");
+            toast("Token deleted.");
           }, "danger")),
         status()));
     this.details.append(this.body);
@@ -337,7 +337,7 @@ class Row {
     const { session_id } = await call("POST", `/tokens/${this.id}/refresh-session`);
     const entry = el("card-entry", { id: "code-entry-" + this.id, "session-id": session_id });
     const form = el("form", { noValidate: true, className: "code-form" }, entry,
-      el("button", { className: "main" }, "Keep the code"));
+      el("button", { className: "main" }, "Save code"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       entry.submit?.().catch(() => {}); // the event error tells
@@ -346,7 +346,7 @@ class Row {
     entry.addEventListener("success", () => {
       form.remove();
       this.body.querySelector('[data-action="refresh-session"]').focus();
-      say(this.codeStatus, "The security code is kept.");
+      say(this.codeStatus, "Security code saved.");
       refresh().catch(() => {});
     });
     entry.addEventListener("error", (event) => {
@@ -368,10 +368,10 @@ class Records {
     const amount = el("input", { name: "amount", inputMode: "numeric", value: "1999", required: true, autocomplete: "off", size: 8 });
     const currency = el("input", { name: "currency_code", value: "EUR", required: true, autocomplete: "off", size: 4, maxLength: 3 });
     const reference = el("input", { name: "reference", value: "order 7", required: true, autocomplete: "off", size: 12 });
-    const button = el("button", { className: "main" }, "Ask for a cryptogram");
+    const button = el("button", { className: "main" }, "Request a cryptogram");
     button.dataset.action = "payment-data";
     this.form = el("form", { className: "row fields", noValidate: true },
-      el("label", {}, "Amount in cents", amount),
+      el("label", {}, "Amount in minor units", amount),
       el("label", {}, "Currency", currency),
       el("label", {}, "Reference", reference),
       button);
@@ -384,8 +384,8 @@ class Records {
           reference: reference.value,
         });
         await this.load(1, record.id);
-        if (!record.success) throw new Refusal("There is no cryptogram: see why.");
-        return "There is a cryptogram.";
+        if (!record.success) throw new Refusal("No cryptogram: see the details below.");
+        return "Cryptogram created.";
       });
     });
     this.status = status();
@@ -435,10 +435,10 @@ class Records {
 async function opened(r) {
   if (!r.success) {
     return el("ul", {}, ...r.failure_details.map((f) => el("li", {}, el("code", {}, f.code),
-      ` of the ${f.source}. ${f.message} ${f.retryable ? "The same request may succeed later." : "Asking again will not help."}`)));
+      ` (${f.source}). ${f.message} ${f.retryable ? "The same request may succeed later." : "Retrying will not help."}`)));
   }
   if (!r.encrypted_authentication_data) {
-    return el("p", { className: "quiet" }, "It was encrypted for the merchant, and is kept no longer.");
+    return el("p", { className: "quiet" }, "The encrypted payment data is no longer stored.");
   }
   let p;
   try {
@@ -455,7 +455,7 @@ async function opened(r) {
       el("dt", {}, "Cryptogram"), el("dd", {}, copyable(p.cryptogram)),
       el("dt", {}, "ECI"), el("dd", {}, p.eci ?? "none")),
     el("details", { className: "jwe" },
-      el("summary", {}, "As the merchant gets it (JWE)"),
+      el("summary", {}, "As the merchant receives it (JWE)"),
       el("pre", {}, el("code", {}, r.encrypted_authentication_data))));
 }
 
@@ -564,7 +564,7 @@ class Webhook {
       return `The endpoint is ${w.status}.`;
     });
     this.count = el("span", { className: "count" });
-    this.none = el("p", { className: "empty", hidden: true }, "Nothing was to be delivered yet.");
+    this.none = el("p", { className: "empty", hidden: true }, "No deliveries yet.");
     this.list = el("ol", { className: "deliveries" });
     this.title = el("h3", { tabIndex: -1 }, "Deliveries ", this.count);
     this.redelivered = status();
@@ -574,21 +574,21 @@ class Webhook {
         el("div", { className: "row" },
           button("test", "Send a test event", async () => {
             const { status_code: code, duration_ms: ms } = await call("POST", this.path + "/test");
-            if (!code) throw new Refusal(`There was no answer, after ${ms} ms.`);
-            if (code < 200 || code > 299) throw new Refusal(`It answered ${code} after ${ms} ms: not delivered.`);
-            return `It answered ${code} after ${ms} ms: delivered.`;
+            if (!code) throw new Refusal(`No response after ${ms} ms.`);
+            if (code < 200 || code > 299) throw new Refusal(`The endpoint responded with ${code} after ${ms} ms: not delivered.`);
+            return `The endpoint responded with ${code} after ${ms} ms: delivered.`;
           }),
-          button("rotate-secret", "Rotate the secret", async () => {
+          button("rotate-secret", "Rotate secret", async () => {
             const { signing_secret: secret } = await reveal(this.path + "/rotate-secret");
             this.show(secret);
-            return "The former signing secret signs beside the new one for 24 hours.";
+            return "For 24 hours, deliveries are signed with both the old and the new secret.";
           }),
           this.toggle,
           button("delete-webhook", "Delete…", async () => {
-            if (!(await confirmed("delete-webhook", "delete-webhook-url", this.webhook.url))) return "It was kept.";
+            if (!(await confirmed("delete-webhook", "delete-webhook-url", this.webhook.url))) return "Nothing was deleted.";
             await call("DELETE", this.path);
             $("webhooks-title").focus();
-            toast("The endpoint is deleted.");
+            toast("Endpoint deleted.");
           }, "danger")),
         this.status, this.secret),
       el("section", {}, this.title, this.none, this.redelivered, this.list)));
@@ -597,7 +597,7 @@ class Webhook {
 
   // show shows a signing secret until it is put away: the vault shows it only once.
   show(secret) {
-    const away = el("button", { type: "button" }, "I have it");
+    const away = el("button", { type: "button" }, "Done");
     away.dataset.action = "put-away";
     away.addEventListener("click", () => {
       this.secret.replaceChildren();
@@ -605,7 +605,7 @@ class Webhook {
     });
     const copy = copyable(secret);
     this.secret.replaceChildren(el("div", { className: "secret" },
-      el("p", {}, "The signing secret is shown only now. A click copies it."), copy, away));
+      el("p", {}, "The signing secret is shown only once. Click to copy it."), copy, away));
     copy.focus();
   }
 
@@ -630,13 +630,13 @@ class Delivery {
   constructor(webhook) {
     this.facts = el("span", {});
     this.button = action("redeliver", "Redeliver", (b) => attempt(b, webhook.redelivered, async () => {
-      if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled: it would get nothing.");
+      if (webhook.webhook.status !== "enabled") throw new Refusal("The endpoint is disabled and would receive nothing.");
       try {
         await call("POST", `/events/${this.event}/redeliver`);
       } catch (e) {
-        throw e.status === 404 ? new Refusal("The event is no longer kept: its token was deleted, or it is older than seven days.") : e;
+        throw e.status === 404 ? new Refusal("The event is no longer stored: its token was deleted, or it is older than seven days.") : e;
       }
-      return "The event is on its way again, to every endpoint that takes it.";
+      return "The event is being sent again to every endpoint that subscribes to it.";
     }, refreshWebhooks));
     this.item = el("li", {}, this.facts, this.button);
   }
@@ -651,7 +651,7 @@ class Delivery {
       el("code", { title: "event " + d.event_id }, el("b", {}, d.event_type)), " ",
       el("span", { className: "mono quiet", title: "token " + d.token_id }, d.token_id ? d.token_id.slice(0, 8) + "…" : ""), " ",
       el("span", { className: "pill " + tone }, d.status), " ",
-      el("span", {}, d.attempts ? `${d.last_status_code ?? "no answer"}, ${tries}` : ""), " ",
+      el("span", {}, d.attempts ? `${d.last_status_code ?? "no response"}, ${tries}` : ""), " ",
       d.next_attempt_at ? el("span", { className: "quiet" }, "next at ", time(d.next_attempt_at)) : "");
   }
 }
@@ -670,7 +670,7 @@ $("webhook-form").addEventListener("submit", (event) => {
     w.details.open = true;
     w.build(); // toggle tells later
     w.show(secret);
-    return "The endpoint is registered.";
+    return "Endpoint registered.";
   }, refreshWebhooks);
 });
 
@@ -690,7 +690,7 @@ document.addEventListener("click", async (event) => {
     toast("Copied");
   } catch { // not on this origin, or not allowed
     getSelection().selectAllChildren(button);
-    toast("Selected: copy it with the keyboard");
+    toast("Selected: press Ctrl+C or ⌘C");
   }
 });
 
@@ -734,7 +734,7 @@ entry.addEventListener("challenge", () => {
 });
 entry.addEventListener("success", async () => {
   $("store").hidden = false;
-  say($("entry-status"), "The card is stored.");
+  say($("entry-status"), "Card stored.");
   page = 1;
   await openSession();
   await refresh().catch(() => {});
