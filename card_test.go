@@ -168,8 +168,9 @@ func recovered(v any) (said string) {
 // A detector finds parts of secrets in texts, in clear and encoded.
 type detector struct{ plain, encoded []string }
 
-// parts returns the parts that no text may contain: seven consecutive digits of the number,
-// five that its masked form hides, the code, and five letters of the name.
+// parts returns the texts that must not appear: the code, and every five consecutive letters
+// of the name. It adds every seven consecutive digits of the number, and every five of its
+// hidden digits.
 func (s *shyCard) parts() (parts []string) {
 	windows := func(s string, n int) {
 		for i := range len(s) - n + 1 {

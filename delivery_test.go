@@ -27,8 +27,8 @@ import (
 // fail in between.
 
 // A post is a Sender that records its deliveries, and answers as the test says. It fails the
-// test if two deliveries of a token are sent to a URL at the same time, or more than eight
-// deliveries of any tokens.
+// test if two deliveries of a token or more than eight in all are sent to a URL at the same
+// time.
 type post struct {
 	t      testing.TB
 	mu     sync.Mutex

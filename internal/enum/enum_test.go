@@ -19,8 +19,8 @@ type enumeration interface {
 	String() string
 }
 
-// names checks that each number from first to last has a name that is read back as that
-// number, and that the next number has no name.
+// names checks that each number from first to last has a name, and that the name is read
+// back as the number. The next number must have none.
 func names[T ~uint8, P interface {
 	*T
 	encoding.TextUnmarshaler

@@ -26,7 +26,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	bounds := append(limits, h.proseLimits(behind)...)
+	bounds := append(limits, h.proseLimits()...)
 	if !*quiet {
 		h.print(os.Stdout, bounds)
 	}

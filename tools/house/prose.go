@@ -204,12 +204,11 @@ var (
 	marks  = regexp.MustCompile(`(?m) *\|[ |:-]*`)
 )
 
-// proseLimits returns the limits of the prose in every room: the goals, or today's figures
-// where those are worse.
-func (h house) proseLimits(today map[string]float64) (all []limit) {
+// proseLimits returns the limits of the prose in every room, which are the goals.
+func (h house) proseLimits() (all []limit) {
 	for _, where := range slices.Sorted(maps.Keys(h)) {
 		all = append(all,
-			limit{calques, where, max(today[where], fewCalques), fewCalques},
+			limit{calques, where, fewCalques, fewCalques},
 			limit{sentences, where, longSentence, longSentence})
 	}
 	return all
