@@ -1062,7 +1062,7 @@ func TestThrottled(t *testing.T) {
 }
 
 // TestThrottledEventHoldsBack: an event sent to a webhook that asked for a pause has not
-// failed by that. Later events wait for it.
+// failed because of that. Later events wait for it.
 func TestThrottledEventHoldsBack(t *testing.T) {
 	inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
 		post.says(503)
@@ -1680,7 +1680,7 @@ func TestStatesTold(t *testing.T) {
 		told("in time")
 		l.run(func() { l.pass(6 * day) })
 		told("after a second week has begun")
-		kept("after a second week has begun", 3) // one was not requested in time
+		kept("after a second week has begun", 3) // the other token's events were not redelivered
 		l.must(l.Vault.Delete(l.Context(), id))
 		kept("when the token is deleted", 0)
 

@@ -422,7 +422,7 @@ func TestIdentificationRace(t *testing.T) {
 			all.Wait()
 		}
 		if most != 1 || len(l.idv.asked) != 4 {
-			l.Errorf("the provider was asked %d times, %d at a time", len(l.idv.asked), most)
+			l.Errorf("the provider was asked %d times, up to %d at the same time", len(l.idv.asked), most)
 		}
 		if s := l.sees(id); s.State != cardvault.SessionSucceeded {
 			l.Errorf("in the end: %+v", s)
@@ -501,7 +501,7 @@ func TestIdentificationFaults(t *testing.T) {
 			l.idv.says(passedIDV, nil)
 			l.pass(2 * time.Second)
 			if s := l.sees(id); s.State != cardvault.SessionSucceeded || late != (len(l.idv.asked) > 1) {
-				l.Errorf("gone, late %v: %+v, asked %q", late, s, l.idv.asked)
+				l.Errorf("after the caller left, late %v: %+v, asked %q", late, s, l.idv.asked)
 			}
 		}
 	})

@@ -414,7 +414,7 @@ func TestKeyringGone(t *testing.T) {
 		}
 		if v, err := cardvault.Open(t.Context(), dir, keys, nil); !errors.Is(err, cardvault.ErrDamaged) {
 			_, lost := v.Get(t.Context(), ids[0])
-			t.Errorf("%d rows are gone: opened with %v, the token: %v", len(gone), err, lost)
+			t.Errorf("%d rows are missing: opened with %v, the token: %v", len(gone), err, lost)
 		}
 	}
 }

@@ -322,7 +322,7 @@ func TestPayloadNamesNoKey(t *testing.T) {
 		l.spoil(kindSessionKey, func(r *store.Record) bool { return r.Due.After(time.Now().Add(2 * time.Hour)) }, 1)
 		l.restart()
 		if done := l.completes(again, encrypts(l, unnamed(former), entered, nil)); done.State != cardvault.SessionSucceeded {
-			l.Errorf("beside a damaged key: %+v", done)
+			l.Errorf("with a damaged key: %+v", done)
 		}
 		id, third := l.session(nil)
 		if third.Key.ID == second.Key.ID {

@@ -459,7 +459,7 @@ func TestSharedWork(t *testing.T) {
 			t.Errorf("%d calls", n)
 		}
 		if most.Load() <= 64 || most.Load() > 128 {
-			t.Errorf("at most %d calls at a time", most.Load())
+			t.Errorf("up to %d calls at the same time", most.Load())
 		}
 	})
 }

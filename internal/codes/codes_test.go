@@ -39,7 +39,7 @@ func put(t testing.TB, c *codes.Cache, n uint64, ttl time.Duration) {
 	}
 }
 
-// has checks whether the value that put stored for n is there.
+// has checks whether the value that put stored for n exists.
 func has(t testing.TB, c *codes.Cache, n uint64, want bool) {
 	t.Helper()
 	got, err := c.Get(t.Context(), id(n))

@@ -49,14 +49,14 @@ func TestKeeper(t *testing.T) {
 				t.Error(err)
 			}
 			if c := k.Find(t.Context(), rows, id); c.Digits() != nil {
-				t.Error("the code is there after Erase")
+				t.Error("the code still exists after Erase")
 			}
 			if err := k.Keep(t.Context(), rows, id, codes.NewCode([]byte("737"), 0, until), codes.Wait); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
 			if c := k.Find(t.Context(), rows, id); c.Digits() != nil {
-				t.Error("the code is there after its time")
+				t.Error("the code still exists after its expiry")
 			}
 			if err := k.Close(); err != nil {
 				t.Error(err)

@@ -77,7 +77,7 @@ func TestInstalled(t *testing.T) {
 		}
 		dir, err := filepath.Rel(root, filepath.Dir(file))
 		if dir = filepath.ToSlash(dir); err == nil && !slices.Contains(installed, dir) {
-			t.Errorf(".ci/deps does not install what %s/package-lock.json pins", dir)
+			t.Errorf(".ci/deps does not install the packages pinned by %s/package-lock.json", dir)
 		}
 		return err
 	})

@@ -34,7 +34,7 @@ func each(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, odd) || sum.Load() != 500*499/2 || most.Load() != 32 {
-		t.Errorf("%v, sum %d, %d at a time", err, sum.Load(), most.Load())
+		t.Errorf("%v, sum %d, up to %d at the same time", err, sum.Load(), most.Load())
 	}
 	if err := jobs.Each([]int(nil), func(int) error { return odd }); err != nil {
 		t.Error(err)

@@ -62,7 +62,7 @@ func TestAddress(t *testing.T) {
 	for range 300 {
 		a := realtest.Address(t)
 		if taken[a] {
-			t.Fatalf("%s is taken twice", a)
+			t.Fatalf("%s is assigned twice", a)
 		}
 		taken[a] = true
 	}

@@ -53,7 +53,7 @@ func TestMaskIsABijection(t *testing.T) {
 			t.Fatalf("%v has version %d, variant %v", id, id.Version(), id.Variant())
 		}
 		if got := rowkey.Unmask(block, kind, id); got != key {
-			t.Fatalf("%v comes back as %v", key, got)
+			t.Fatalf("%v is restored as %v", key, got)
 		}
 		// The other way around: every version 4 is the id of one row key.
 		id = key
@@ -63,7 +63,7 @@ func TestMaskIsABijection(t *testing.T) {
 			t.Fatalf("%v has version %d, variant %v", row, row.Version(), row.Variant())
 		}
 		if got := rowkey.Mask(block, kind, row); got != id {
-			t.Fatalf("%v comes back as %v", id, got)
+			t.Fatalf("%v is restored as %v", id, got)
 		}
 	})
 }
@@ -191,7 +191,7 @@ func TestKeysRiseWhileTheClockStands(t *testing.T) {
 		// Four keys share a microsecond, then the next microsecond is used in advance.
 		for i, key := range keys {
 			if got, want := rowkey.Time(key), start.Add(time.Duration(i/4)*time.Microsecond); !got.Equal(want) {
-				t.Fatalf("key %d is of %v, want %v", i, got, want)
+				t.Fatalf("key %d has the time %v, want %v", i, got, want)
 			}
 		}
 		// The clock is still behind the keys, then overtakes them.
@@ -204,7 +204,7 @@ func TestKeysRiseWhileTheClockStands(t *testing.T) {
 			t.Error("keys do not rise")
 		}
 		if got := rowkey.Time(keys[len(keys)-1]); !got.Equal(now) {
-			t.Errorf("key is of %v, want %v", got, now)
+			t.Errorf("key has the time %v, want %v", got, now)
 		}
 	})
 }
@@ -217,7 +217,7 @@ func TestKeysRiseAcrossMilliseconds(t *testing.T) {
 			now := time.Now()
 			key := g.New()
 			if !rowkey.Time(key).Equal(now.Truncate(time.Microsecond)) {
-				t.Fatalf("key is of %v, want %v", rowkey.Time(key), now)
+				t.Fatalf("key has the time %v, want %v", rowkey.Time(key), now)
 			}
 			keys = append(keys, key)
 			time.Sleep(1234 * time.Nanosecond)
@@ -237,10 +237,10 @@ func TestClockThatStepsBackIsFollowed(t *testing.T) {
 		start := time.Now()
 		keys := made(t, &g, 8)
 		if got := rowkey.Time(keys[0]); !got.Equal(start) {
-			t.Errorf("first key is of %v, want %v", got, start)
+			t.Errorf("first key has the time %v, want %v", got, start)
 		}
 		if got, want := rowkey.Time(keys[7]), start.Add(time.Microsecond); !got.Equal(want) {
-			t.Errorf("eighth key is of %v, want %v", got, want)
+			t.Errorf("eighth key has the time %v, want %v", got, want)
 		}
 		if !rising(keys) {
 			t.Error("keys do not rise after the step")
@@ -248,7 +248,7 @@ func TestClockThatStepsBackIsFollowed(t *testing.T) {
 	})
 	now := time.Now()
 	if got := rowkey.Time(g.New()); got.Before(now.Truncate(time.Microsecond)) {
-		t.Errorf("key is of %v, want %v or later", got, now)
+		t.Errorf("key has the time %v, want %v or later", got, now)
 	}
 }
 
@@ -265,7 +265,7 @@ func TestSmallStepBack(t *testing.T) {
 	}
 	start := run(time.Second, 1000)
 	if got, want := run(time.Second-time.Microsecond, 1), start.Add(-time.Microsecond); !got.Equal(want) {
-		t.Errorf("after a step back by a microsecond a key is of %v, want %v", got, want)
+		t.Errorf("after a step back by a microsecond a key has the time %v, want %v", got, want)
 	}
 }
 
@@ -319,7 +319,7 @@ func TestBounds(t *testing.T) {
 		first, last := rowkey.First(now), rowkey.Last(now)
 		for _, key := range made(t, &g, 4) {
 			if bytes.Compare(key[:], first[:]) < 0 || bytes.Compare(key[:], last[:]) > 0 {
-				t.Errorf("%v lies outside of %v to %v", key, first, last)
+				t.Errorf("%v is outside %v to %v", key, first, last)
 			}
 		}
 		fifth := g.New()

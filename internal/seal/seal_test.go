@@ -30,7 +30,7 @@ func boxOf(k *seal.Keys) *seal.Box {
 	return b
 }
 
-// sealPart returns plain sealed as a part of r, and leaves r alone.
+// sealPart returns plain sealed as a part of r, and does not change r.
 func sealPart(t testing.TB, b *seal.Box, r *store.Record, part string, plain []byte) []byte {
 	t.Helper()
 	c := *r
@@ -46,7 +46,7 @@ func sealPart(t testing.TB, b *seal.Box, r *store.Record, part string, plain []b
 	return append(c.Shown, c.Secret...)
 }
 
-// open opens sealed as a part of r, and leaves both alone.
+// open opens sealed as a part of r, and changes neither.
 func open(b *seal.Box, r *store.Record, part string, sealed []byte) ([]byte, error) {
 	c := *r
 	if part == "secret" {
@@ -398,7 +398,7 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 	var box *seal.Box
 	box = seal.NewBox(seal.NewKeys(), func() error {
 		if inside.Add(1) != 1 {
-			t.Error("refill called twice at a time")
+			t.Error("refill is called twice at the same time")
 		}
 		defer inside.Add(-1)
 		if refills.Add(1) > blocks {
