@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/doctest"
+	"github.com/evanw/esbuild/pkg/api"
 	"github.com/google/uuid"
 )
 
@@ -74,6 +78,13 @@ func TestSnippets(t *testing.T) {
 		testForm(t)
 	})
 
+	for _, of := range frameworks {
+		t.Run(of.name, func(t *testing.T) {
+			t.Parallel()
+			testFramework(t, of)
+		})
+	}
+
 	t.Run("cardentry", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
@@ -136,4 +147,136 @@ func testForm(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("nothing is paid")
 	}
+}
+
+// A framework runs a component of docs/card-entry.md in a page.
+type framework struct {
+	name string
+	main string                                            // renders Pay into #app, with its session and a function that takes the id of a token
+	code func(t *testing.T, page string) map[string]string // the files beside main
+}
+
+var frameworks = []framework{
+	{"React", `import { createRoot } from "react-dom/client";
+import { createElement } from "react";
+import { Pay } from "./pay.tsx";
+createRoot(app).render(createElement(Pay, { session: app.dataset.session, onToken }));`, func(t *testing.T, page string) map[string]string {
+		return map[string]string{"pay.tsx": block(t, page, "tsx")}
+	}},
+	{"Vue", `import { createApp } from "vue";
+import Pay from "./pay.js";
+createApp(Pay, { session: app.dataset.session, onToken }).mount(app);`, func(t *testing.T, page string) map[string]string {
+		return map[string]string{"pay.js": compileVue(t, page)}
+	}},
+}
+
+// block returns the only block of a language in a page of docs.
+func block(t *testing.T, page, language string) string {
+	t.Helper()
+	var found []string
+	doctest.Snippets(page, func(_, is, code string) {
+		if is == language {
+			found = append(found, code)
+		}
+	})
+	if len(found) != 1 {
+		t.Fatalf("%d blocks of %s", len(found), language)
+	}
+	return found[0]
+}
+
+// compileVue compiles the component of a page, with the option that the page names.
+func compileVue(t *testing.T, page string) string {
+	t.Helper()
+	option := regexp.MustCompile("`compilerOptions\\.(isCustomElement = [^`]+)`").FindStringSubmatch(page)
+	if option == nil {
+		t.Fatal("the page does not name isCustomElement")
+	}
+	cmd := exec.CommandContext(t.Context(), "node", "--input-type=module", "--eval", `
+		import { readFileSync } from "node:fs";
+		import { compileScript, parse } from "vue/compiler-sfc";
+		const compilerOptions = {};
+		compilerOptions.`+option[1]+`;
+		const { descriptor, errors } = parse(readFileSync(0, "utf8"));
+		if (errors.length) throw errors[0];
+		console.log(compileScript(descriptor, { id: "pay", inlineTemplate: true, templateOptions: { compilerOptions } }).content);`)
+	cmd.Dir = ".."
+	cmd.Stdin = strings.NewReader(block(t, page, "vue"))
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, &complaints)
+	}
+	return string(out)
+}
+
+// bundled returns a program of a framework as one script.
+func bundled(t *testing.T, of framework) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	for name, code := range of.code(t, source(t, "docs/card-entry.md")) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(code), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	packages, err := filepath.Abs("../node_modules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	main := `const app = document.querySelector("#app");
+const onToken = (id) => { globalThis.ordered = id; };
+` + of.main
+	result := api.Build(api.BuildOptions{
+		Stdin:         &api.StdinOptions{Contents: main, ResolveDir: dir},
+		AbsWorkingDir: dir,
+		NodePaths:     []string{packages},
+		Bundle:        true,
+		Format:        api.FormatESModule,
+		JSX:           api.JSXAutomatic,
+		Define: map[string]string{
+			"process.env.NODE_ENV":                    `"production"`,
+			"__VUE_OPTIONS_API__":                     "false",
+			"__VUE_PROD_DEVTOOLS__":                   "false",
+			"__VUE_PROD_HYDRATION_MISMATCH_DETAILS__": "false",
+		},
+	})
+	if len(result.Errors) > 0 {
+		t.Fatal(api.FormatMessages(result.Errors, api.FormatMessagesOptions{}))
+	}
+	return result.OutputFiles[0].Contents
+}
+
+// testFramework pays with a component of docs/card-entry.md.
+func testFramework(t *testing.T, of framework) {
+	if _, err := os.Stat("../node_modules/vue"); err != nil {
+		t.Skip("React and Vue are not installed (npm ci --prefix test --ignore-scripts)")
+	}
+	program := bundled(t, of)
+	r := newRig(t, nil)
+	r.other.mux.HandleFunc("GET /app.js", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/javascript; charset=utf-8")
+		_, _ = w.Write(program)
+	})
+
+	// The element comes later than this script. Its events do not bubble.
+	p := r.page(t, r.newSession(), `<script>
+		const events = [];
+		Object.defineProperty(globalThis, "card", { get: () => document.querySelector("card-entry") });
+		for (const type of ['ready', 'change', 'success', 'error']) {
+			document.addEventListener(type, ({ detail }) => events.push({ type, detail }), true);
+		}
+		</script>
+		<div id="app" data-session="…"></div>
+		<script type="module" src="https://vault.example/vault/sdk/v1/card-entry.js"></script>
+		<script type="module" src="/app.js"></script>`)
+	p.await("ready")
+	p.enter()
+	p.enterCard(visa)
+	p.wait(`events.at(-1).detail.complete`)
+	p.do(`document.querySelector("#app button").click()`)
+	d := p.await("success")
+	p.wantToken(d, "411111******0005")
+	p.wait(`globalThis.ordered === %s`, d.TokenID)
 }
