@@ -3,8 +3,9 @@ MODULES := $(sort $(dir $(shell git ls-files '*go.mod')))
 FUZZTIME ?= 30s
 BENCH    ?=
 FAULTS   ?= 100
+FLAGS    ?=
 
-.PHONY: help check api house test stress race fuzz bench faults bundle deps site
+.PHONY: help check api house test stress race fuzz bench bench-big bench-gate faults bundle deps site
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -69,8 +70,14 @@ bundle: ## httpapi/cardentry/dist and httpapi/openapi.json, of their sources
 	go run -C test ./bundle
 	go run -C test ./contract
 
-bench: ## ratios against raw bbolt and bare net/http (BENCH="import get …" selects)
-	go run -C internal/bench . $(BENCH)
+bench: ## docs/benchmarks.md: ratios to bbolt, net/http and pgx, beside their goals (BENCH="import get …" prints a selection, FLAGS="-rounds 1")
+	go run -C internal/bench . $(FLAGS) $(if $(BENCH),$(BENCH),-out ../../docs/benchmarks)
+
+bench-big: ## the same with ten million tokens, for the figures that depend on their number: 20 GB of disk below TMPDIR
+	go run -C internal/bench . -tokens 10000000 $(FLAGS) -out ../../docs/benchmarks disk open get list import http sweep
+
+bench-gate: ## fails if calls cost more than internal/bench/testdata/gate.json says (UPDATE=1 writes that)
+	go run -C internal/bench . -gate $(if $(UPDATE),-update)
 
 faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times: what is lost, and for how long
 	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

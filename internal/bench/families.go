@@ -58,9 +58,9 @@ func (b *bench) families(ctx context.Context) error {
 
 // A family is a record with n below it.
 type family struct {
-	ending, of string // as they are printed
-	n          int
-	end        func() error
+	name, ending, of string // as they are shown
+	n                int
+	end              func() error
 }
 
 // keysBelow makes API keys below one.
@@ -81,7 +81,7 @@ func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*
 		}
 		return nil
 	})
-	return &family{"revoke an API key", "keys below it", n, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, err
+	return &family{"keys", "revoke an API key", "keys below it", n, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, err
 }
 
 // paymentsBelow makes payment data below a token.
@@ -96,11 +96,11 @@ func (b *bench) paymentsBelow(ctx context.Context, v *cardvault.Vault, last *kee
 	}
 
 	err = clones(ctx, last.Store, last.record.Load(), b.family-1)
-	return &family{"delete a token", "records of payment data", b.family, func() error { return v.Delete(ctx, t.ID) }}, err
+	return &family{"payments", "delete a token", "records of payment data", b.family, func() error { return v.Delete(ctx, t.ID) }}, err
 }
 
-// endFamily ends a family, and prints how another account's imports fare until the family
-// is erased.
+// endFamily ends a family, and measures another account's imports until the family is
+// erased.
 func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault, last *keeper) error {
 	visa := testCard(0)
 	imports := func(span time.Duration) ([]time.Duration, error) {
@@ -132,10 +132,11 @@ func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault
 	}
 
 	slices.Sort(meanwhile)
-	before, then := quantile(alone, .99), quantile(meanwhile, .99)
-	fmt.Printf("  %s with %d %s: %v; all erased after %v; imports of another account, p99 alone %v, meanwhile %v: ratio %.2f\n",
-		f.ending, f.n, f.of, took.Round(100*time.Microsecond), time.Since(start).Round(100*time.Millisecond),
-		before.Round(10*time.Microsecond), then.Round(10*time.Microsecond), float64(then)/float64(before))
+	what := fmt.Sprintf("%s with %d %s", f.ending, f.n, f.of)
+	b.figures("families-"+f.name+"/call", "ms", reported, what, milliseconds(took))
+	b.figures("families-"+f.name+"/erased", "s", reported, what+", until all are erased", time.Since(start).Seconds())
+	b.figures("families-"+f.name+"/p99", "", reported, "imports of another account meanwhile / before, 99th percentile",
+		float64(quantile(meanwhile, .99))/float64(quantile(alone, .99)))
 	return nil
 }
 
@@ -193,7 +194,7 @@ func (tx *keeperTx) Put(r *store.Record) {
 	tx.Tx.Put(r)
 }
 
-func (tx *keeperTx) Delete(kind store.Kind, id uuid.UUID) {
+func (tx *keeperTx) Delete(k store.Kind, id uuid.UUID) {
 	tx.deleted++
-	tx.Tx.Delete(kind, id)
+	tx.Tx.Delete(k, id)
 }

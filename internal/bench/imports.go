@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"path/filepath"
 	"sync/atomic"
@@ -11,59 +9,88 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
-	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 )
 
-// rowBytes returns the size of the record of a token.
-func rowBytes(ctx context.Context) (int, error) {
-	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
-	if err != nil {
-		return 0, err
-	}
-	r := &recorder{Store: memstore.New()}
-	v, err := cardvault.New(ctx, r, keys, nil)
-	if err != nil {
-		return 0, err
-	}
-	r.size = 0
-	_, err = v.Import(ctx, testCard(0), nil)
-	return r.size, err
-}
-
-// bulk is for cards that were not guessed.
-var bulk = &cardvault.ImportOptions{Bulk: true}
-
 // imports compares durable imports with raw bbolt writing the same bytes.
-func (b *bench) imports(ctx context.Context) error {
-	appending, err := newFloor(filepath.Join(b.dir, "floor.db"), b.rowBytes, b.tokens)
+func (b *bench) imports(ctx context.Context) (err error) {
+	var open closers
+	defer open.close(&err)
+	appending, err := newFloor(filepath.Join(b.dir, "floor.db"), b.shape[:1], b.table.Tokens)
 	if err != nil {
 		return err
 	}
-	defer appending.close()
+	open.later(appending.close)
 	naive, err := bbolt.Open(filepath.Join(b.dir, "naive.db"), 0o600, nil)
 	if err != nil {
 		return err
 	}
-	defer naive.Close()
+	open.later(naive.Close)
 
-	value := make([]byte, b.rowBytes)
-	visa := testCard(0)
+	value := make([]byte, b.rowBytes())
 	for _, n := range []int{1, 16, 64, 256} {
-		err := b.compare(n,
-			contender{"vault, one account", func(int) error {
-				_, err := b.vault.Import(ctx, visa, nil)
-				return err
-			}},
-			contender{"append-only bbolt with group commit", func(int) error { return appending.put() }},
-			contender{"bbolt Batch, random key and three indexes", func(int) error { return batch(naive, value) }},
-		)
+		lanes, err := b.race(n, b.importing("Import", b.vault, nil), appending.contender(),
+			contender{name: "bbolt Batch, random key and three indexes", run: func(int) error { return batch(naive, value) }})
 		if err != nil {
 			return err
 		}
+		b.ratio(fmt.Sprintf("import/%d", n), n, least(.6), lanes[0], lanes[1])
+		b.ratio(fmt.Sprintf("import-batch/%d", n), n, reported, lanes[0], lanes[2])
+	}
+	if err := b.importsKeyed(ctx); err != nil {
+		return err
 	}
 	return b.importsApart(ctx)
+}
+
+// importing imports one card again and again.
+func (b *bench) importing(name string, v *cardvault.Vault, opts func() *cardvault.ImportOptions) contender {
+	visa := testCard(0)
+	return contender{name: name, run: func(int) error {
+		var o *cardvault.ImportOptions
+		if opts != nil {
+			o = opts()
+		}
+		_, err := v.Import(context.Background(), visa, o)
+		return err
+	}}
+}
+
+// keyed returns options with an idempotency key.
+func keyed() *cardvault.ImportOptions {
+	return &cardvault.ImportOptions{IdempotencyKey: uuid.NewString()}
+}
+
+// importsKeyed compares imports under idempotency keys with bbolt putting the same rows,
+// also the rows with random keys.
+func (b *bench) importsKeyed(ctx context.Context) (err error) {
+	s, err := shapeOf(ctx, keyed)
+	if err != nil {
+		return err
+	}
+	putting, err := newFloor(filepath.Join(b.dir, "keyed.db"), s, b.table.Tokens)
+	if err != nil {
+		return err
+	}
+	var open closers
+	defer open.close(&err)
+	open.later(putting.close)
+
+	same := putting.contender()
+	same.name = fmt.Sprintf("bbolt loop of the same %d rows and index entries", len(s))
+	for _, n := range []int{1, 64, 256} {
+		lanes, err := b.race(n, b.importing("Import with an idempotency key", b.vault, keyed), same)
+		if err != nil {
+			return err
+		}
+		goal := reported
+		if n == 256 {
+			goal = least(.6)
+		}
+		b.ratio(fmt.Sprintf("import-keyed/%d", n), n, goal, lanes[0], lanes[1])
+	}
+	return nil
 }
 
 // importsApart compares durable imports of one account with imports of many accounts, and
@@ -79,142 +106,36 @@ func (b *bench) importsApart(ctx context.Context) error {
 	}
 
 	var turn atomic.Int64
-	err := b.compare(64,
-		contender{"vault, different cards, counted under their masks", func(int) error {
-			_, err := b.vault.Import(ctx, testCard(int(turn.Add(1)%1000)), nil)
+	different := func(name string, opts *cardvault.ImportOptions) contender {
+		return contender{name: name, run: func(int) error {
+			_, err := b.vault.Import(ctx, testCard(int(turn.Add(1)%1000)), opts)
 			return err
-		}},
-		contender{"vault, different cards, in bulk", func(int) error {
-			_, err := b.vault.Import(ctx, testCard(int(turn.Add(1)%1000)), bulk)
-			return err
-		}},
-	)
-	if err != nil {
-		return err
+		}}
 	}
-
 	visa, coded := testCard(0), testCard(0)
 	coded.SecurityCode = card.NewSecurityCode([]byte("737"))
-	return b.compare(64,
-		contender{"vault, one account", func(int) error {
-			_, err := b.vault.Import(ctx, visa, nil)
-			return err
-		}},
-		contender{"vault, 1000 accounts", func(int) error {
+	lanes, err := b.race(64,
+		b.importing("Import", b.vault, nil),
+		contender{name: "Import into 1,000 accounts", run: func(int) error {
 			_, err := accounts[turn.Add(1)%1000].Import(ctx, visa, nil)
 			return err
 		}},
-		contender{"vault, a security code with every card", func(int) error {
+		contender{name: "Import with a security code", run: func(int) error {
 			_, err := b.vault.Import(ctx, coded, nil)
 			return err
 		}},
-		contender{"vault, business_key on every token", func(int) error {
-			_, err := b.vault.Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: uuid.NewString()})
-			return err
-		}},
-	)
-}
-
-// batch stores a value under a random key with three random index entries, as
-// a first sketch of a vault would.
-func batch(db *bbolt.DB, value []byte) error {
-	return db.Batch(func(tx *bbolt.Tx) error {
-		rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
-		if err != nil {
-			return err
-		}
-
-		id := uuid.New()
-		if err := rows.Put(id[:], value); err != nil {
-			return err
-		}
-
-		for _, name := range []string{"business_key", "fingerprint", "status"} {
-			index, err := tx.CreateBucketIfNotExists([]byte(name))
-			if err != nil {
-				return err
-			}
-			key := uuid.New()
-			if err := index.Put(key[:], id[:]); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// A floor appends rows to one bbolt bucket: one goroutine commits whatever is
-// queued. Nothing durable on bbolt can be faster.
-type floor struct {
-	db     *bbolt.DB
-	value  []byte
-	rows   uint64
-	queue  chan chan error
-	closed chan struct{}
-}
-
-// newFloor returns a floor that holds rows of a size already.
-func newFloor(path string, size, rows int) (*floor, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType, InitialMmapSize: 1 << 30})
+		b.importing("Import with a business_key", b.vault, func() *cardvault.ImportOptions {
+			return &cardvault.ImportOptions{BusinessKey: uuid.NewString()}
+		}),
+		different("Import of different cards, counted under their masks", nil),
+		different("Import of different cards, in bulk", bulk))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	f := &floor{db, make([]byte, size), 0, make(chan chan error, 1024), make(chan struct{})}
-	rand.Read(f.value)
-	for left := rows; left > 0; left -= 10000 {
-		if err := f.append(min(left, 10000)); err != nil {
-			return nil, err
-		}
+	for i, name := range []string{"accounts", "code", "business-key", "masks", "bulk"} {
+		b.ratio("import-"+name+"/64", 64, reported, lanes[i+1], lanes[0])
 	}
-	go f.write()
-	return f, nil
-}
-
-// append commits n rows.
-func (f *floor) append(n int) error {
-	return f.db.Update(func(tx *bbolt.Tx) error {
-		rows, err := tx.CreateBucketIfNotExists([]byte("rows"))
-		if err != nil {
-			return err
-		}
-		rows.FillPercent = 1
-
-		for range n {
-			f.rows++
-			var key [16]byte
-			binary.BigEndian.PutUint64(key[:], f.rows)
-			if err := rows.Put(key[:], f.value); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func (f *floor) put() error {
-	done := make(chan error, 1)
-	f.queue <- done
-	return <-done
-}
-
-func (f *floor) write() {
-	defer close(f.closed)
-	for first := range f.queue {
-		group := []chan error{first}
-		for len(group) < 256 && len(f.queue) > 0 {
-			group = append(group, <-f.queue)
-		}
-		err := f.append(len(group))
-		for _, done := range group {
-			done <- err
-		}
-	}
-}
-
-func (f *floor) close() {
-	close(f.queue)
-	<-f.closed
-	f.db.Close()
+	return nil
 }
 
 // importUntilKilled imports, and prints a line for each second.

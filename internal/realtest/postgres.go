@@ -44,6 +44,11 @@ func PostgreSQL(t testing.TB, o *PostgreSQLOptions) *Postgres {
 	return p
 }
 
+// StartPostgreSQL starts a server for a program that is not a test. Close stops it.
+//
+// Errors: one for which [Missing] is true if PostgreSQL is not installed.
+func StartPostgreSQL(o *PostgreSQLOptions) (*Postgres, error) { return newPostgres(o) }
+
 func newPostgres(o *PostgreSQLOptions) (*Postgres, error) {
 	// Newest first: of two folders version 9.6 would be before 15.
 	folders, err := filepath.Glob("/usr/lib/postgresql/[1-9][0-9]/bin")

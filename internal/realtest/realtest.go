@@ -90,6 +90,16 @@ func (s *Server) Restart(t testing.TB) {
 	}
 }
 
+// Close stops a server that a program has started, and removes its data. Tests need not
+// call it.
+func (s *Server) Close() error { return s.close() }
+
+// Missing reports whether a server was not started because it is not installed.
+func Missing(err error) bool {
+	_, ok := errors.AsType[missing](err)
+	return ok
+}
+
 // open makes the folder of the server, lets prepare fill it, and starts the server on
 // a free port. It closes the server if it fails.
 func (s *Server) open(prepare func() error) (err error) {
@@ -358,7 +368,7 @@ func (m missing) Error() string { return string(m) + " is not installed" }
 // need ends the test for an error, as skipped if a program is missing.
 func need(t testing.TB, err error) {
 	t.Helper()
-	if _, ok := errors.AsType[missing](err); ok && os.Getenv("CI") != "true" {
+	if Missing(err) && os.Getenv("CI") != "true" {
 		t.Skip(err)
 	}
 	if err != nil {

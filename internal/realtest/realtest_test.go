@@ -331,3 +331,21 @@ func await(t *testing.T, what string, holds func() bool) {
 		<-time.After(5 * time.Millisecond)
 	}
 }
+
+// TestStart: a program that is not a test starts a server, which leaves nothing.
+func TestStart(t *testing.T) {
+	postgres.Get(t) // skips if it is not installed
+	server, err := realtest.StartPostgreSQL(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := server.SQL(t, "postgres", "SELECT 1"); got != "1" {
+		t.Errorf("SQL = %q", got)
+	}
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(server.Dir()); !os.IsNotExist(err) {
+		t.Errorf("the data is left: %v", err)
+	}
+}

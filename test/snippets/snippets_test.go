@@ -380,14 +380,10 @@ func TestUsage(t *testing.T) {
 	run := regexp.MustCompile(`go run(?: -C ([\w./-]+))? (\.[\w./-]*)((?: [^\n` + "`" + `&]*(?:\n\t[^\n]*)*)?)`)
 	flag := regexp.MustCompile(`[ \[]-([a-z-]+)`)
 	commands := 0
-	check := func(where, dir, text string) {
+	check := func(where, text string) {
 		for _, m := range run.FindAllStringSubmatch(text, -1) {
 			commands++
-			from := dir
-			if m[1] != "" {
-				from = m[1]
-			}
-			files, err := filepath.Glob(filepath.Join(root, from, m[2], "*.go"))
+			files, err := filepath.Glob(filepath.Join(root, m[1], m[2], "*.go"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -400,7 +396,7 @@ func TestUsage(t *testing.T) {
 				program += string(source)
 			}
 			if !strings.Contains(program, "package main\n") {
-				t.Errorf("%s runs %s in %q, which is not a program", where, m[2], from)
+				t.Errorf("%s runs %s in %q, which is not a program", where, m[2], m[1])
 			}
 			for _, f := range flag.FindAllStringSubmatch(m[3], -1) {
 				if !strings.Contains(program, `"`+f[1]+`"`) {
@@ -411,18 +407,14 @@ func TestUsage(t *testing.T) {
 	}
 
 	for _, s := range comments(t) {
-		dir := ""
-		if strings.HasPrefix(s.where, "store/pgstore/bench/") { // a module of its own
-			dir = "store/pgstore"
-		}
-		check(s.where, dir, s.code)
+		check(s.where, s.code)
 	}
 	for _, file := range pages(t) {
 		text, err := os.ReadFile(filepath.Join(root, file))
 		if err != nil {
 			t.Fatal(err)
 		}
-		check(file, "", string(text))
+		check(file, string(text))
 	}
 	if commands < 12 {
 		t.Errorf("%d commands", commands)

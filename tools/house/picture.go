@@ -24,7 +24,7 @@ const (
 // outside are the folders whose packages are not drawn, because programs that use the
 // product do not link them.
 var outside = []string{"examples", "test", "tools", "internal/bench", "internal/bubble", "internal/doctest", "internal/familytest",
-	"internal/fault", "internal/floorplan", "internal/ledgertest", "internal/printtest", "internal/realtest", "internal/transcript", "store/pgstore/bench"}
+	"internal/fault", "internal/floorplan", "internal/ledgertest", "internal/printtest", "internal/realtest", "internal/transcript"}
 
 func drawn(dir string) bool {
 	return !slices.ContainsFunc(outside, func(folder string) bool { return dir == folder || strings.HasPrefix(dir, folder+"/") })

@@ -69,6 +69,29 @@ func build(docs, out, repository string) error {
 			return err
 		}
 	}
+	return copyPictures(docs, out)
+}
+
+// copyPictures copies the pictures in the folders of docs, which pages show by the same
+// names.
+func copyPictures(docs, out string) error {
+	files, err := filepath.Glob(filepath.Join(docs, "*", "*.svg"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		svg, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		folder := filepath.Join(out, filepath.Base(filepath.Dir(file)))
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(folder, filepath.Base(file)), svg, 0o644); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -28,6 +28,11 @@ func TestSite(t *testing.T) {
 		pages[filepath.Base(file)] = string(text)
 	}
 	for from, text := range pages {
+		for _, picture := range regexp.MustCompile(`<img src="([^"]+)"`).FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(out, picture[1])); err != nil {
+				t.Errorf("%s shows %s: %v", from, picture[1], err)
+			}
+		}
 		for _, link := range regexp.MustCompile(`href="([^"]+)"`).FindAllStringSubmatch(text, -1) {
 			to, anchor, _ := strings.Cut(link[1], "#")
 			if to == "" {

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cardvault/cardvault/internal/bench/table"
+)
+
+// The gate compares costs of calls with stored ones. A cost is the processor's time of a
+// call divided by the time of a floor in the same run, or a number of allocations. Neither
+// depends on how fast the machine is, and hardly on other work.
+
+// A stored is the file of the gate.
+type stored struct {
+	Machine table.Machine      `json:"machine"`
+	Costs   map[string]float64 `json:"costs"`
+}
+
+// A gated is a pair of works: the costs of ours are judged.
+type gated struct {
+	name       string
+	ours, bare work
+}
+
+// Shares by which a cost may rise. A loss of a quarter of the speed is a rise by a third.
+// Allocations vary less: a few belong to background work.
+const (
+	cpuRise   = 1.0 / 3
+	allocRise = .15
+)
+
+// turns is the number of measurements in a run: the lowest counts. attempts is the number
+// of runs: two must show a rise.
+const (
+	turns    = 5
+	attempts = 3
+)
+
+// gate fails if a cost has risen in two of three runs, or writes the costs into the file.
+func (b *bench) gate(ctx context.Context, file string, update bool) (err error) {
+	b.table.Tokens = 20_000
+	if b.table.Machine, err = table.ThisMachine(b.dir); err != nil {
+		return err
+	}
+	if err := b.fill(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.vault.Close()) }()
+	var open closers
+	defer open.close(&err)
+
+	works, err := b.gatedWorks(ctx, &open)
+	if err != nil {
+		return err
+	}
+
+	measured := func(names []string) (map[string]float64, error) { return costsOf(works, names) }
+	if update {
+		costs, err := measured(nil)
+		if err != nil {
+			return err
+		}
+		for name, c := range costs {
+			costs[name] = math.Round(c*1000) / 1000
+			fmt.Printf("  %-24s %8.3f\n", name, costs[name])
+		}
+		text, err := json.MarshalIndent(stored{b.table.Machine, costs}, "", "\t")
+		return cmp.Or(err, os.WriteFile(file, append(text, '\n'), 0o644))
+	}
+
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var s stored
+	if err := json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return judge(s.Costs, measured)
+}
+
+// judge measures at most three times, and fails if a cost has risen in two runs. Costs that
+// have not risen in the first run are not measured again. A nil list of names means all.
+func judge(want map[string]float64, take func(names []string) (map[string]float64, error)) error {
+	var names []string
+	risen := map[string]int{}
+	for run := range attempts {
+		got, err := take(names)
+		if err != nil {
+			return err
+		}
+		if run == 0 && !slices.Equal(slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want))) {
+			return errors.New("the stored costs are of other calls: make bench-gate UPDATE=1 on a quiet machine")
+		}
+
+		for _, name := range slices.Sorted(maps.Keys(got)) {
+			rise := got[name]/want[name] - 1
+			note := ""
+			if rise > allowed(name) {
+				risen[name]++
+				note = "  has risen"
+			}
+			fmt.Printf("  run %d  %-24s %8.3f, stored %8.3f: %+.0f %%%s\n", run+1, name, got[name], want[name], 100*rise, note)
+		}
+		names = slices.Sorted(maps.Keys(risen))
+		if len(names) == 0 {
+			return nil
+		}
+	}
+
+	names = slices.DeleteFunc(names, func(name string) bool { return risen[name] < 2 })
+	if len(names) > 0 {
+		return fmt.Errorf("these cost more than stored: %s", strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// allowed returns the share by which a cost may rise.
+func allowed(name string) float64 {
+	if strings.HasSuffix(name, allocations) {
+		return allocRise
+	}
+	return cpuRise
+}
+
+// The suffixes of the names of costs.
+const (
+	processor   = "/cpu"
+	allocations = "/allocations"
+)
+
+// costsOf measures the works which have one of these costs, in turns with their floors.
+func costsOf(works []gated, names []string) (map[string]float64, error) {
+	got := map[string]float64{}
+	for _, g := range works {
+		if names != nil && !slices.Contains(names, g.name+processor) && !slices.Contains(names, g.name+allocations) {
+			continue
+		}
+
+		var ours, bare cost
+		for range turns {
+			for _, side := range []struct {
+				work *work
+				low  *cost
+			}{{&g.bare, &bare}, {&g.ours, &ours}} {
+				c, err := side.work.measure()
+				if err != nil {
+					return nil, err
+				}
+				*side.low = side.low.lowest(c)
+			}
+		}
+
+		got[g.name+processor] = ours.cpu.Seconds() / bare.cpu.Seconds()
+		got[g.name+allocations] = ours.allocs
+	}
+	return got, nil
+}
+
+// gatedWorks returns what the gate measures.
+func (b *bench) gatedWorks(ctx context.Context, open *closers) ([]gated, error) {
+	appending, err := newFloor(filepath.Join(b.dir, "gate.db"), b.shape[:1], b.table.Tokens)
+	if err != nil {
+		return nil, err
+	}
+	open.later(appending.close)
+	get, view, shut, err := b.getAndView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	open.later(shut)
+	get.ready, view.ready = nil, nil
+
+	all := []gated{
+		{"get", of(get, 1, 20_000), of(view, 1, 20_000)},
+		{"import-1", of(b.importing("", b.vault, nil), 1, 300), of(appending.contender(), 1, 300)},
+		{"import-256", of(b.importing("", b.vault, nil), 256, 5120), of(appending.contender(), 256, 5120)},
+		{"import-keyed-256", of(b.importing("", b.vault, keyed), 256, 2560), of(appending.contender(), 256, 2560)},
+	}
+
+	vault, stop, err := b.rest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	open.later(func() error { stop(); return nil })
+	for _, l := range b.loads(ctx) {
+		g, err := l.gated(vault, open)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+
+	s, err := b.newSite(ctx, "gate", everything)
+	if err != nil {
+		return nil, err
+	}
+	open.later(s.shut)
+	on := all[slices.IndexFunc(all, func(g gated) bool { return g.name == "http-import" })]
+	return append(all, gated{"http-import-all", of(s.importer(""), 64, 1280), on.bare}), nil
+}
+
+// of returns a contender as work.
+func of(c contender, callers, calls int) work {
+	return work{c.name, callers, calls, c.run, c.ready, c.settle}
+}
+
+// gated returns a load with its bare handler, at 64 connections.
+func (l *load) gated(vault *caller, open *closers) (g gated, err error) {
+	bare, stop, err := l.bare(vault)
+	if err != nil {
+		return g, err
+	}
+	open.later(stop)
+	return gated{"http-" + l.name, of(l.contender(vault), 64, 1920), of(bare, 64, 1920)}, nil
+}
