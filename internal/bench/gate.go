@@ -70,8 +70,8 @@ func (b *bench) gate(ctx context.Context, file string, update bool) (err error) 
 		if err != nil {
 			return err
 		}
-		for name, c := range costs {
-			costs[name] = math.Round(c*1000) / 1000
+		for _, name := range slices.Sorted(maps.Keys(costs)) {
+			costs[name] = math.Round(costs[name]*1000) / 1000
 			fmt.Printf("  %-24s %8.3f\n", name, costs[name])
 		}
 		text, err := json.MarshalIndent(stored{b.table.Machine, costs}, "", "\t")
