@@ -25,6 +25,9 @@ const (
 	UnknownCurrency Code = "unknown_currency"
 	UnknownMerchant Code = "unknown_merchant"
 	Undecryptable   Code = "undecryptable"
+
+	PlaceholderNotAllowed Code = "placeholder_not_allowed" // stands where none may
+	UnknownPlaceholder    Code = "unknown_placeholder"
 )
 
 // The rules of requests over REST alone.

@@ -31,3 +31,11 @@ func Control(_, address string, _ syscall.RawConn) error {
 	}
 	return nil
 }
+
+// ControlLoopback is Control that also lets connections to this machine pass.
+func ControlLoopback(network, address string, c syscall.RawConn) error {
+	if to, err := netip.ParseAddrPort(address); err == nil && to.Addr().Unmap().IsLoopback() {
+		return nil
+	}
+	return Control(network, address, c)
+}

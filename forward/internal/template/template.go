@@ -1,0 +1,222 @@
+package template
+
+import (
+	"bytes"
+	"fmt"
+	"mime"
+	"strings"
+
+	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/invalid"
+)
+
+// A Template is a text with the places of its placeholders.
+type Template struct {
+	text  []byte
+	slots []slot
+	Names Names // that it has placeholders of
+
+	// Credentials are the names behind "destination.", each once.
+	Credentials []string
+}
+
+// A slot is a place of a template that a value takes.
+type slot struct {
+	start, end int32 // in the text, with the quotes around a number
+	name       Name
+	place      place
+	credential int32 // index in Credentials
+}
+
+// A place says how a value is encoded.
+type place uint8
+
+const (
+	inHeader place = iota
+	inJSON
+	inJSONNumber
+	inForm
+	inXML
+
+	places
+)
+
+// None returns the rule that text, such as a URL, has no placeholder. where names the text.
+func (s Syntax) None(text []byte, where string) *rule.Broken {
+	f, ok := s.find(text, 0, true)
+	if !ok {
+		return nil
+	}
+	if !f.known {
+		return unknown()
+	}
+	return notAllowed("in " + where)
+}
+
+func unknown() *rule.Broken {
+	return &rule.Broken{Code: invalid.UnknownPlaceholder, Message: "has a placeholder of an unknown name"}
+}
+
+func notAllowed(where string) *rule.Broken {
+	return &rule.Broken{Code: invalid.PlaceholderNotAllowed, Message: "must not have a placeholder " + where}
+}
+
+// Header returns the template of the value of a header. The text is not copied.
+func (s Syntax) Header(value []byte) (*Template, *rule.Broken) {
+	t := &Template{text: value}
+	return t, t.fill(s, span{0, len(value)}, inHeader)
+}
+
+// Body returns the template of a body of a media type, as the header Content-Type has it. A
+// body without placeholders may be of any. The text is not copied.
+func (s Syntax) Body(contentType string, text []byte) (*Template, *rule.Broken) {
+	t := &Template{text: text}
+	of, broken := kindOf(contentType)
+	f, ok := s.find(text, 0, of == isForm)
+	switch {
+	case !ok:
+		return t, nil
+	case !f.known:
+		return nil, unknown()
+	case broken != nil:
+		return nil, broken
+	}
+
+	switch of {
+	case isJSON:
+		broken = t.json(s)
+	case isForm:
+		broken = t.form(s)
+	case isXML:
+		broken = t.xml(s)
+	}
+	return t, broken
+}
+
+// A kind is what a body is made of.
+type kind uint8
+
+const (
+	isOther kind = iota
+	isJSON
+	isForm
+	isXML
+)
+
+// kindOf returns the kind of a media type, and how a body of it with placeholders breaks
+// the rule.
+func kindOf(contentType string) (kind, *rule.Broken) {
+	media, parameters, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return isOther, notAllowed("in a body without a media type")
+	}
+
+	k := isOther
+	switch {
+	case media == "application/json" || strings.HasSuffix(media, "+json"):
+		k = isJSON
+	case media == "application/x-www-form-urlencoded":
+		k = isForm
+	case media == "application/xml" || media == "text/xml" || strings.HasSuffix(media, "+xml"):
+		k = isXML
+	case strings.HasPrefix(media, "multipart/"):
+		return isOther, notAllowed("in a multipart body: send JSON, a form or XML")
+	default:
+		return isOther, notAllowed("in a body of this media type: send JSON, a form or XML")
+	}
+
+	switch strings.ToLower(parameters["charset"]) {
+	case "", "utf-8", "us-ascii":
+		return k, nil
+	}
+	return k, notAllowed("in a body that is not UTF-8")
+}
+
+// A span is a part of a text: one value.
+type span struct{ start, end int }
+
+// refuse returns the rule that a part of the text has no placeholder.
+func (t *Template) refuse(s Syntax, part span, escapes bool, where string) *rule.Broken {
+	f, ok := s.find(t.text[:part.end], part.start, escapes)
+	switch {
+	case !ok:
+		return nil
+	case !f.known:
+		return unknown()
+	}
+	return notAllowed(where)
+}
+
+// fill adds a slot for each placeholder of a value.
+func (t *Template) fill(s Syntax, value span, at place) *rule.Broken {
+	last := -1 // end of the slot before
+	for from := value.start; from < value.end; {
+		f, ok := s.find(t.text[:value.end], from, at == inForm)
+		if !ok {
+			break
+		}
+		from = f.end
+
+		switch {
+		case !f.known:
+			return unknown()
+		case f.name == Credential && at != inHeader:
+			return notAllowed("of a credential except in a header")
+		case f.name == SecurityCode && !(f.start != last && t.standsAlone(value, f, at)):
+			return notAllowed("of security_code beside letters, digits or other placeholders")
+		}
+
+		added := slot{start: int32(f.start), end: int32(f.end), name: f.name, place: at}
+		if f.number {
+			if at != inJSON || f.start != value.start || f.end != value.end || !f.name.number() {
+				return notAllowed("with | number, except of an expiry that is a whole string of JSON")
+			}
+			added.start, added.end, added.place = added.start-1, added.end+1, inJSONNumber
+		}
+		if f.name == Credential {
+			added.credential = t.credential(f.credential)
+		}
+		if before := len(t.slots) - 1; before >= 0 && last == f.start && t.slots[before].name == SecurityCode {
+			return notAllowed("beside that of security_code")
+		}
+		last = f.end
+		t.slots = append(t.slots, added)
+		t.Names |= Of(f.name)
+	}
+	return nil
+}
+
+func (t *Template) credential(name string) int32 {
+	for i, known := range t.Credentials {
+		if known == name {
+			return int32(i)
+		}
+	}
+	t.Credentials = append(t.Credentials, name)
+	return int32(len(t.Credentials) - 1)
+}
+
+// standsAlone reports whether a placeholder has nothing beside it that would hide its value
+// in an answer: a security code is found there only where it stands alone.
+func (t *Template) standsAlone(value span, f found, at place) bool {
+	before, after := t.text[value.start:f.start], t.text[f.end:value.end]
+	if at == inForm {
+		if c, ok := escaped(before[max(0, len(before)-3):]); ok {
+			before = []byte{c}
+		}
+		if c, ok := escaped(after); ok {
+			after = []byte{c}
+		}
+	}
+	if at == inJSON && len(after) > 1 && after[0] == '\\' {
+		after = after[1:] // only a quotation mark is apart then
+	}
+	return (len(before) == 0 || apart(before[len(before)-1])) && (len(after) == 0 || apart(after[0]))
+}
+
+// apart reports whether c separates a security code from the text beside it.
+func apart(c byte) bool { return bytes.IndexByte([]byte(" \t\r\n\"':=;,|()[]{}<>+&"), c) >= 0 }
+
+func malformed(what string) *rule.Broken {
+	return &rule.Broken{Code: invalid.Format, Message: fmt.Sprintf("must be %s, since it has placeholders", what)}
+}
