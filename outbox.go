@@ -155,7 +155,7 @@ func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *sto
 		if err != nil {
 			return nil, err
 		}
-		if e.Token, err = v.decodeToken(d.Token, plain); err != nil {
+		if e.Token, err = v.decodeToken(d.Token, v.rows.Mask(kindToken, d.Token), plain); err != nil {
 			return nil, err
 		}
 		e.Token.Fingerprint, e.Session = Fingerprint{}, e.Token.session

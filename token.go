@@ -427,7 +427,7 @@ func (v *Vault) Get(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return v.openToken(ctx, r)
+	return v.openTokenAs(ctx, r, id)
 }
 
 // TokenListOptions are [ListOptions] for tokens. Values of one field are alternatives;
@@ -831,11 +831,16 @@ var plaintexts = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); retur
 
 // openToken returns the token of a record.
 func (v *Vault) openToken(ctx context.Context, r *store.Record) (*Token, error) {
+	return v.openTokenAs(ctx, r, v.rows.Mask(kindToken, r.ID))
+}
+
+// openTokenAs is openToken for a record whose masked id is known.
+func (v *Vault) openTokenAs(ctx context.Context, r *store.Record, id uuid.UUID) (*Token, error) {
 	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.decodeToken(r.ID, plain)
+	t, err := v.decodeToken(r.ID, id, plain)
 	return t, v.rows.Named(r, err)
 }
 
@@ -846,7 +851,7 @@ func (v *Vault) decodeAnswer(answer []byte) (*Token, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.decodeToken(row, answer[len(row):])
+	t, err := v.decodeToken(row, v.rows.Mask(kindToken, row), answer[len(row):])
 	if err != nil {
 		return nil, err
 	}
@@ -987,10 +992,10 @@ func (t *Token) encode(b []byte) []byte {
 }
 
 // decodeToken returns the token that encode wrote.
-func (v *Vault) decodeToken(row uuid.UUID, plain []byte) (*Token, error) {
+func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	var f tlv.Fields
 	f.From(plain)
-	t := &Token{ID: v.rows.Mask(kindToken, row), CreatedAt: rowkey.Time(row)}
+	t := &Token{ID: id, CreatedAt: rowkey.Time(row)}
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
 

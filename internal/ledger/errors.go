@@ -128,6 +128,9 @@ func (a Account) unnamed(kind store.Kind, row uuid.UUID, err error) error {
 // outcome returns the error of a transaction as one of the vault's. If a record could not
 // be read in it, the error names kind and id.
 func (l *Ledger) outcome(err error) error {
+	if err == nil {
+		return nil
+	}
 	err = Translate(err)
 	var u *unnamed
 	if errors.As(err, &u) {

@@ -39,7 +39,10 @@ func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*s
 		rec, err = a.Find(tx, kind, row)
 		return err
 	})
-	return rec, a.Named(&store.Record{Kind: kind, ID: row, Account: a.ID}, err)
+	if err != nil {
+		err = a.Named(&store.Record{Kind: kind, ID: row, Account: a.ID}, err)
+	}
+	return rec, err
 }
 
 // Find returns a record of the account, unless it has lapsed, or the record to which it
@@ -49,7 +52,7 @@ func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.R
 	if err != nil {
 		return nil, a.unnamed(kind, row, err)
 	}
-	if r.Account != a.ID || !Lives(r, Now()) {
+	if r.Account != a.ID || !r.Due.IsZero() && !Lives(r, Now()) {
 		return nil, ErrNotFound
 	}
 	return r, a.Belongs(tx, r)

@@ -31,6 +31,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash"
+	"maps"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -76,8 +77,11 @@ type Box struct {
 	refilling sync.Mutex
 	failed    error // of the last refill
 	failedAt  time.Time
-	mu        sync.RWMutex
+	mu        sync.Mutex
 	accounts  map[uuid.UUID]*accountKeys
+
+	// recent has the keys last used of the accounts whose ids end alike, read without a lock.
+	recent [256]atomic.Pointer[accountKeys]
 }
 
 // current is the working state of a Box. Its keys never change, so that seals granted for
@@ -87,7 +91,7 @@ type current struct {
 	granted atomic.Int64 // seals that may still be made under the last term
 }
 
-// maxAccounts bounds the derived keys kept, about 4 KiB an account. Beyond it
+// maxAccounts bounds the derived keys kept beside recent, about 4 KiB an account. Beyond it
 // all are derived anew, which costs some microseconds each.
 const maxAccounts = 4096
 
@@ -263,8 +267,8 @@ type accountKeys struct {
 	prf                              cipher.Block
 	fingerprint, lookup, idempotency *keyedMAC
 
-	mu    sync.RWMutex
-	aeads map[cipherName]cipher.AEAD
+	mu    sync.Mutex                                 // held to replace aeads
+	aeads atomic.Pointer[map[cipherName]cipher.AEAD] // never changed
 }
 
 // A cipherName names one of the ciphers of an account.
@@ -274,10 +278,15 @@ type cipherName struct {
 }
 
 func (b *Box) account(id uuid.UUID) *accountKeys {
-	b.mu.RLock()
+	recent := &b.recent[id[len(id)-1]]
+	if a := recent.Load(); a != nil && a.id == id {
+		return a
+	}
+	b.mu.Lock()
 	a := b.accounts[id]
-	b.mu.RUnlock()
+	b.mu.Unlock()
 	if a != nil {
+		recent.Store(a)
 		return a
 	}
 
@@ -289,8 +298,8 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 		fingerprint: newMAC(derive(hiding.Of(k.Fingerprint), "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(hiding.Of(k.Lookup), "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(hiding.Of(k.Lookup), "idempotency", k.Vault, id)),
-		aeads:       map[cipherName]cipher.AEAD{},
 	}
+	a.aeads.Store(&map[cipherName]cipher.AEAD{})
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -298,15 +307,13 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 		clear(b.accounts)
 	}
 	b.accounts[id] = a
+	recent.Store(a)
 	return a
 }
 
 func (a *accountKeys) aead(k *Keys, m *Master, part byte) cipher.AEAD {
 	p := cipherName{m.Term, part}
-	a.mu.RLock()
-	aead := a.aeads[p]
-	a.mu.RUnlock()
-	if aead != nil {
+	if aead := (*a.aeads.Load())[p]; aead != nil {
 		return aead
 	}
 	return a.derive(k, m, p)
@@ -324,7 +331,9 @@ func (a *accountKeys) derive(k *Keys, m *Master, p cipherName) cipher.AEAD {
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.aeads[p] = aead
+	aeads := maps.Clone(*a.aeads.Load())
+	aeads[p] = aead
+	a.aeads.Store(&aeads)
 	return aead
 }
 
