@@ -504,78 +504,65 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 	if !ok {
 		return nil, ErrUnauthenticated
 	}
+
+	// A kept principal is found by the whole text alone: a wrong one takes as long as ever.
+	p, err := v.principals.Of(ctx, sha256.Sum256([]byte(key)), func() (*Principal, error) {
+		return readPrincipal(ctx, v, short, sha256.Sum256([]byte(secret)))
+	})
+	if err != nil {
+		return nil, err
+	}
+	if end := p.Key.ExpiresAt; !end.IsZero() && !end.After(now()) {
+		return nil, ErrUnauthenticated
+	}
+	return p.clone(), nil
+}
+
+// clone returns a copy of p that shares no memory with it that can be changed.
+func (p *Principal) clone() *Principal {
+	c := struct { // in one piece
+		Principal
+		key     APIKey
+		account Account
+	}{key: *p.Key, account: *p.Account}
+	c.Key, c.Account = &c.key, &c.account
+	c.key.Scopes, c.account.ProviderAccounts = slices.Clone(c.key.Scopes), slices.Clone(c.account.ProviderAccounts)
+	return &c.Principal
+}
+
+// readPrincipal returns the principal of an API key with a short id and the digest of a
+// secret.
+func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte) (*Principal, error) {
 	at := now()
-	var found keySearch
-	if err := found.read(ctx, v, short); err != nil {
+	found, damaged, err := v.ledger.FindOwned(ctx, kindAPIKey, []byte(short), 16, v.nobody.account)
+	if err != nil {
 		return nil, err
 	}
 
-	sum := sha256.Sum256([]byte(secret))
-	for _, c := range found.candidates {
-		k, err := apiKeys{v.ledger.In(c.key.Account)}.open(ctx, c.key)
+	for _, c := range found {
+		k, err := apiKeys{v.ledger.In(c.Record.Account)}.open(ctx, c.Record)
 		if errors.Is(err, ErrDamaged) {
-			found.damaged = err
+			damaged = err
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) == 1 && ledger.Lives(c.key, at) {
-			return v.principal(ctx, k, c.account)
+		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) == 1 && ledger.Lives(c.Record, at) {
+			return v.principal(ctx, k, c.Account)
 		}
 	}
-	if found.damaged != nil {
-		return nil, found.damaged
+	if damaged != nil {
+		return nil, damaged
 	}
 
 	// An id that no key has costs what a known one does.
-	if len(found.candidates) == 0 {
+	if len(found) == 0 {
 		if err := v.nobody.compare(v, sum[:]); err != nil {
 			return nil, err
 		}
 	}
 	return nil, ErrUnauthenticated
-}
-
-// A keySearch is the result of a search for the short id of an API key.
-type keySearch struct {
-	candidates []keyCandidate
-	damaged    error // of another key: it keeps none from being found
-}
-
-type keyCandidate struct{ key, account *store.Record }
-
-// read finds the API keys that have a short id, each with its account.
-func (s *keySearch) read(ctx context.Context, v *Vault, short string) error {
-	whole := v.whole()
-	return v.rows.View(ctx, func(tx store.ReadTx) error {
-		*s = keySearch{}
-		keys, err := tx.Lookup(kindAPIKey, []byte(short), 16)
-		if errors.Is(err, ErrDamaged) {
-			s.damaged, err = err, nil
-		}
-		if err != nil {
-			return err
-		}
-
-		for _, k := range keys {
-			account, err := tx.Get(kindAccount, whole.rows.Unmask(kindAccount, k.Account))
-			if errors.Is(err, store.ErrNotFound) { // no vault has written such a key
-				s.damaged = fmt.Errorf("%w: API key of no account", ErrDamaged)
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			s.candidates = append(s.candidates, keyCandidate{k, account})
-		}
-
-		// An unknown id costs the same: an account is read for it too.
-		if len(keys) == 0 {
-			_, err = tx.Get(kindAccount, v.nobody.account)
-		}
-		return err
-	})
 }
 
 // principal returns the principal of a key whose secret was right. Its creators are checked

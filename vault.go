@@ -138,6 +138,8 @@ type core struct {
 	rate      *jobs.Rate // of calls for a scheme
 	nobody    *nobody
 
+	principals *ledger.Memory[*Principal] // under the digests of their API keys' texts
+
 	payloads *payload.Keys
 
 	codes *codes.Keeper
@@ -276,6 +278,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Check: checkIdempotencyKey, Refused: ErrNetworkTokenState,
 		Root: func(ctx context.Context) uuid.UUID { a, _ := ctx.Value(actorKey{}).(Actor); return a.root() },
 	})
+	c.principals = ledger.NewMemory[*Principal](c.ledger, kindAPIKey, kindAccount)
 	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
 	whole := &Vault{core: c, rows: c.ledger.In(uuid.Nil)}
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {

@@ -12,11 +12,14 @@ import (
 	"github.com/cardvault/cardvault/internal/erase"
 )
 
-// buffers hold the body of one request, and its answer.
-type buffers struct{ body, answer []byte }
+// buffers hold the body of one request, its answer, and what is known of it.
+type buffers struct {
+	body, answer []byte
+	call         call
+}
 
 var pool = sync.Pool{New: func() any {
-	return &buffers{make([]byte, 0, 4<<10), make([]byte, 0, 4<<10)}
+	return &buffers{body: make([]byte, 0, 4<<10), answer: make([]byte, 0, 4<<10)}
 }}
 
 // free erases the body, which may hold a card number, and the answer, which may
@@ -25,6 +28,7 @@ var pool = sync.Pool{New: func() any {
 func (b *buffers) free() {
 	clear(b.body[:cap(b.body)])
 	clear(b.answer)
+	b.call = call{}
 	erase.Registers()
 	if cap(b.answer) > 64<<10 {
 		b.answer = make([]byte, 0, 4<<10)

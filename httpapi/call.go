@@ -22,12 +22,12 @@ type call struct {
 
 	// What the checks find.
 	client    netip.Addr // zero if it is not known
-	pattern   string     // of the path; "" if no route has it
+	route     *route     // of the path; nil if none has it
 	endpoint  *endpoint
 	open      bool        // it needs no API key
 	principal *Principal  // nil if open
 	answered  func(error) // if set, is called with the outcome
-	pathID    string      // the first id in the path, in lower case
+	pathID    string      // the first id in the path
 	id        uuid.UUID   // pathID; zero, which no object has, if that is not a UUID
 	partID    uuid.UUID   // the second id in the path, of a part of the first, likewise
 	body      []byte      // raw; empty if absent

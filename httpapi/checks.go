@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 
 	"github.com/cardvault/cardvault"
 	"github.com/google/uuid"
@@ -54,7 +53,7 @@ func (h *handler) recoverPanic(c *call, err *error) {
 		panic(p)
 	default:
 		// The value is not logged: it may hold anything.
-		h.opts.Logger.Error("panic", "path", c.pattern, "request_id", c.requestID, "stack", string(debug.Stack()))
+		h.opts.Logger.Error("panic", "path", c.route.pattern(), "request_id", c.requestID, "stack", string(debug.Stack()))
 		*err = internalError
 	}
 }
@@ -63,8 +62,7 @@ func (h *handler) recoverPanic(c *call, err *error) {
 // that all answers on the path have.
 func (h *handler) checkPath(c *call) error {
 	found, e, ids, err := h.route(c.request)
-	if found != nil {
-		c.pattern = "/" + strings.Join(found.path, "/")
+	if c.route = found; found != nil {
 		switch found.path[0] {
 		case "integrations":
 			c.header["X-Api-Stability"] = beta
@@ -78,7 +76,7 @@ func (h *handler) checkPath(c *call) error {
 
 	c.endpoint = e
 	c.open = e.public && (e != getCardArt || !h.opts.CardArtRequiresKey)
-	c.pathID = strings.ToLower(ids[0])
+	c.pathID = ids[0]
 	c.id, _ = parseID(ids[0])
 	c.partID, _ = parseID(ids[1])
 	return nil
@@ -195,10 +193,10 @@ func (h *handler) checkBody(c *call) (err error) {
 
 // enter lets a call that passed the checks act in the account of its principal.
 func (h *handler) enter(c *call) {
-	c.vault = h.vault.In(uuid.Nil)
+	var account uuid.UUID
 	actor := cardvault.Actor{RequestID: c.requestID}
 	if !c.open {
-		c.vault = h.vault.In(c.principal.Account.ID)
+		account = c.principal.Account.ID
 		actor.RootKeyID, actor.Name = c.principal.root(), c.principal.Name
 		if c.principal.Key != nil {
 			actor.KeyID = c.principal.Key.ID
@@ -207,5 +205,6 @@ func (h *handler) enter(c *call) {
 	if c.client.IsValid() {
 		actor.Address = c.client.String()
 	}
+	c.vault = h.vault.In(account)
 	c.ctx = cardvault.WithActor(c.ctx, actor)
 }

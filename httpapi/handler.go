@@ -238,17 +238,16 @@ var (
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	deadline := start.Add(h.opts.Timeout)
-	ctx, cancel := context.WithDeadline(r.Context(), deadline)
-	defer cancel()
+	ctx := &deadline{Context: r.Context(), at: start.Add(h.opts.Timeout)}
+	defer ctx.end()
 
 	// The embedding server may have no deadlines. net/http ends these: the one for
 	// reading when the body is read, both before the next request of the connection.
 	rc := http.NewResponseController(w)
-	late := rc.SetWriteDeadline(deadline.Add(time.Second))
+	late := rc.SetWriteDeadline(ctx.at.Add(time.Second))
 	if r.ContentLength != 0 {
 		// Also for a body that is not read: net/http drops it before it answers.
-		late = cmp.Or(late, rc.SetReadDeadline(earliest(deadline, start.Add(bodyTimeout))))
+		late = cmp.Or(late, rc.SetReadDeadline(earliest(ctx.at, start.Add(bodyTimeout))))
 	}
 	if errors.Is(late, http.ErrNotSupported) {
 		h.endless.Do(func() {
@@ -268,8 +267,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	b := pool.Get().(*buffers)
 	defer b.free()
-	c := call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, opts: &h.opts, unauthorized: h.unauthorized}
-	err := h.serve(&c)
+	c := &b.call
+	*c = call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, opts: &h.opts, unauthorized: h.unauthorized}
+	err := h.serve(c)
 	b.drop(r)
 
 	var status int
@@ -283,7 +283,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	// Written out while the deadline holds.
 	_ = rc.Flush()
-	h.log(&c, status, time.Since(start), err)
+	h.log(c, status, time.Since(start), err)
 }
 
 // write writes the answer to a call that ended with err, and returns its status.
@@ -362,7 +362,7 @@ func (h *handler) log(c *call, status int, took time.Duration, err error) {
 		method = "?" // any word is a method
 	}
 	attrs := append(make([]slog.Attr, 0, 9),
-		slog.String("method", method), slog.String("path", c.pattern),
+		slog.String("method", method), slog.String("path", c.route.pattern()),
 		slog.Int("status", status), slog.Duration("took", took),
 		slog.String("request_id", c.requestID))
 	if c.client.IsValid() {

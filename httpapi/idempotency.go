@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -22,7 +23,7 @@ func (c *call) serveOnce() (err error) {
 	}
 
 	// A copy, because strings are unescaped in place.
-	c.received = slices.Concat([]byte(c.request.Method+" "+c.pattern+" "+c.pathID+"\n"), c.body)
+	c.received = slices.Concat([]byte(c.request.Method+" "+c.route.pattern()+" "+strings.ToLower(c.pathID)+"\n"), c.body)
 	defer clear(c.received)
 	border := &replay.Border{Request: func() []byte { return c.received }}
 

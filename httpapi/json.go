@@ -197,7 +197,7 @@ func parseID[T ~string | ~[]byte](s T) (id uuid.UUID, ok bool) {
 		}
 	}
 
-	id, err := uuid.ParseBytes([]byte(s))
+	id, err := uuid.Parse(string(s))
 	return id, err == nil
 }
 

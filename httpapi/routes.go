@@ -42,6 +42,14 @@ type route struct {
 	methods map[string]*endpoint
 }
 
+// pattern returns the path of a route, "" of none.
+func (r *route) pattern() string {
+	if r == nil {
+		return ""
+	}
+	return "/" + strings.Join(r.path, "/")
+}
+
 // routes are in order: literals come first, they beat an id. http.ServeMux cannot
 // hold all of the documented paths.
 var routes = []route{

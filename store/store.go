@@ -302,3 +302,13 @@ type Waker interface {
 	// any kind. It returns when ctx has ended, or if there is nothing to listen to.
 	Wakes(ctx context.Context, wake func(Kind)) error
 }
+
+// A Counter is a Store that counts changes, so that a vault does not read again what it has
+// read. A store need not be one, and cannot be unless all writes pass this process. A
+// decorator of a Counter is one only if it has the method itself.
+type Counter interface {
+	// Changes returns a number for the records of a kind, which never falls. What a View has
+	// read of them that began after Changes returned it is their state as long as Changes
+	// returns the same. It returns 0 while a change is under way, and does not wait.
+	Changes(kind Kind) uint64
+}

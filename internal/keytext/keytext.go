@@ -60,7 +60,8 @@ func Secret(prefix string, encoding *base64.Encoding) []byte {
 
 func join(prefix, short, secret string) string {
 	head := prefix + short + "_" + secret
-	return head + checksum(head)
+	sum := checksum(head)
+	return head + string(sum[:])
 }
 
 // shortOf returns the short id in the text of a key that is made later.
@@ -76,7 +77,7 @@ func Parse(prefix, text string) (short, secret string, ok bool) {
 	if !ok || len(rest) != shortLen+1+secretLen+checksumLen || rest[shortLen] != '_' {
 		return "", "", false
 	}
-	if checksum(text[:len(text)-checksumLen]) != text[len(text)-checksumLen:] {
+	if sum := checksum(text[:len(text)-checksumLen]); string(sum[:]) != text[len(text)-checksumLen:] {
 		return "", "", false
 	}
 	return rest[:shortLen], rest[shortLen+1 : shortLen+1+secretLen], true
@@ -122,14 +123,13 @@ func distinct(b []byte) (n int) {
 
 const digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-func checksum(head string) string {
+func checksum(head string) (c [checksumLen]byte) {
 	n := crc32.ChecksumIEEE([]byte(head))
-	var c [checksumLen]byte
 	for i := range c {
 		c[len(c)-1-i] = digits[n%62]
 		n /= 62
 	}
-	return string(c[:])
+	return c
 }
 
 func base62(n *big.Int, width int) string {

@@ -235,6 +235,44 @@ func (l *Ledger) FindBy(ctx context.Context, kind store.Kind, hash []byte, limit
 	return damaged
 }
 
+// An Owned record is one with the record of its account.
+type Owned struct{ Record, Account *store.Record }
+
+// FindOwned returns at most limit records of a kind, of any account, that have a hash.
+// damaged is ErrDamaged if others could not be used. For a hash without records it also
+// reads the account of the row key stranger, and so takes as long.
+func (l *Ledger) FindOwned(ctx context.Context, kind store.Kind, hash []byte, limit int, stranger uuid.UUID) (found []Owned, damaged, err error) {
+	whole := l.In(uuid.Nil)
+	err = l.View(ctx, func(tx store.ReadTx) error {
+		found, damaged = nil, nil
+		records, err := tx.Lookup(kind, hash, limit)
+		if errors.Is(err, ErrDamaged) {
+			damaged, err = err, nil
+		}
+		if err != nil {
+			return err
+		}
+
+		for _, r := range records {
+			account, err := tx.Get(KindAccount, whole.Unmask(KindAccount, r.Account))
+			if errors.Is(err, store.ErrNotFound) { // no vault has written such a record
+				damaged = fmt.Errorf("%w: record of no account", ErrDamaged)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			found = append(found, Owned{r, account})
+		}
+
+		if len(records) == 0 {
+			_, err = tx.Get(KindAccount, stranger)
+		}
+		return err
+	})
+	return found, damaged, err
+}
+
 // A Glimpse holds the state of a record as it was seen before a transaction.
 type Glimpse struct {
 	Version  uint64

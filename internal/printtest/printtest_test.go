@@ -222,6 +222,8 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[ledger.Damage](),
 		reflect.TypeFor[ledger.Name](),
 		reflect.TypeFor[ledger.Glimpse](),
+		reflect.TypeFor[ledger.Memory[int]](),
+		reflect.TypeFor[ledger.Owned](),
 		reflect.TypeFor[outbox.Receivers](),
 		reflect.TypeFor[outbox.Receiver](),
 		reflect.TypeFor[outbox.Config](),
@@ -304,6 +306,7 @@ var shown = map[string]string{
 
 	"cardvault.Keyring.file":           "a path",
 	"internal/ledger.Config.KeySource": "a path",
+	"internal/ledger.Memory.kinds":     "numbers of kinds of records",
 
 	"cardvault.Actor.RequestID":          "an id, not a credential",
 	"idv.Authentication.DSTransactionID": "an id, not a credential",

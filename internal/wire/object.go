@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -24,12 +25,17 @@ func (o *Object) Reopen() { o.B = o.B[:len(o.B)-1] }
 
 // Name begins a member, whose value the caller appends.
 func (o *Object) Name(name string) {
+	o.next(`"`)
+	o.B = append(o.B, name...)
+	o.B = append(o.B, '"', ':')
+}
+
+// next appends the beginning of a member.
+func (o *Object) next(begin string) {
 	if o.B[len(o.B)-1] != '{' {
 		o.B = append(o.B, ',')
 	}
-	o.B = append(o.B, '"')
-	o.B = append(o.B, name...)
-	o.B = append(o.B, '"', ':')
+	o.B = append(o.B, begin...)
 }
 
 // Null appends a member that is absent.
@@ -72,7 +78,10 @@ func (o *Object) ID(name string, id uuid.UUID) {
 
 func appendID(b []byte, id uuid.UUID) []byte {
 	b = append(b, '"')
-	b = append(b, id.String()...)
+	b = hex.AppendEncode(b, id[:4])
+	for _, part := range [][]byte{id[4:6], id[6:8], id[8:10], id[10:]} {
+		b = hex.AppendEncode(append(b, '-'), part)
+	}
 	return append(b, '"')
 }
 
@@ -87,14 +96,18 @@ func (o *Object) Time(name string, t time.Time) {
 }
 
 func appendTime(b []byte, t time.Time) []byte {
-	return t.UTC().AppendFormat(b, `"2006-01-02T15:04:05.000000Z"`)
+	b = t.UTC().AppendFormat(append(b, '"'), time.RFC3339) // which package time has a short way for
+	end := len(b) - len("Z")
+	b = strconv.AppendInt(b[:end], int64(1e6+t.Nanosecond()/1e3), 10)
+	b[end] = '.' // in place of the 1
+	return append(b, 'Z', '"')
 }
 
 // AppendString appends a JSON string.
-func AppendString(b []byte, s string) []byte {
+func AppendString[T ~string | ~[]byte](b []byte, s T) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			text, _ := json.Marshal(s) // a string always has a JSON form
+			text, _ := json.Marshal(string(s)) // a string always has a JSON form
 			return append(b, text...)
 		}
 	}

@@ -66,6 +66,7 @@ const (
 // A member is a field of a struct, or a field in one of its fields.
 type member struct {
 	name  string
+	begin string // the name as it is written
 	field int
 	inner int // in the field; -1: the field itself
 	kind  kind
@@ -103,7 +104,7 @@ func membersOf(t reflect.Type) []member {
 		called, option, _ := strings.Cut(tag, ",")
 		if parts := strings.Split(called, "+"); len(parts) > 1 {
 			for inner, part := range parts {
-				all = append(all, member{name: part, field: i, inner: inner, kind: kindOf(f.Type.Field(inner).Type), idOf: -1})
+				all = append(all, member{name: part, begin: beginOf(part), field: i, inner: inner, kind: kindOf(f.Type.Field(inner).Type), idOf: -1})
 			}
 			continue
 		}
@@ -113,8 +114,10 @@ func membersOf(t reflect.Type) []member {
 	return all
 }
 
+func beginOf(name string) string { return `"` + name + `":` }
+
 func newMember(t reflect.Type, field int, called, option string) member {
-	m := member{name: called, field: field, inner: -1, kind: kindOf(t.Field(field).Type), idOf: -1}
+	m := member{name: called, begin: beginOf(called), field: field, inner: -1, kind: kindOf(t.Field(field).Type), idOf: -1}
 	switch m.kind {
 	case textKind, nameKind, idKind, timeKind, hashKind, pointerKind:
 		m.absent = "null"
@@ -223,12 +226,12 @@ func (m *member) append(o *Object, v reflect.Value) {
 		return
 	}
 
-	o.Name(m.name)
+	o.next(m.begin)
 	switch m.kind {
 	case textKind:
 		o.B = AppendString(o.B, f.String())
 	case nameKind:
-		o.B = AppendString(o.B, string(hiding.Of(f.Addr().Interface().(*card.Name))))
+		o.B = AppendString(o.B, hiding.Of(f.Addr().Interface().(*card.Name)))
 	case idKind:
 		o.B = appendID(o.B, uuid.UUID(f.Bytes()))
 	case timeKind:
@@ -276,12 +279,12 @@ func (m *member) appendAbsent(o *Object, v reflect.Value) {
 	case m.absent == leftOut:
 		return
 	case m.idOf >= 0 && !v.Field(m.idOf).IsZero():
-		o.Name(m.name)
+		o.next(m.begin)
 		o.Open()
 		o.ID("id", *v.Field(m.idOf).Addr().Interface().(*uuid.UUID))
 		o.Close()
 	default:
-		o.Name(m.name)
+		o.next(m.begin)
 		o.B = append(o.B, m.absent...)
 	}
 }

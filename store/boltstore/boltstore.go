@@ -84,6 +84,10 @@ type Store struct {
 	mending  atomic.Bool       // a call that mends strays is under way
 	mendAt   atomic.Int64      // when the next such call may come, after a failed one
 
+	// changes counts the commits that write records of a kind, once when they begin and once
+	// when they have ended: odd while one is under way.
+	changes [256]atomic.Uint64
+
 	mu     sync.RWMutex // held to read while h is used
 	h      *handle      // nil while the file is not open
 	failed error        // why h is nil
@@ -93,7 +97,10 @@ type Store struct {
 	retryAt time.Time
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store   = (*Store)(nil)
+	_ store.Counter = (*Store)(nil)
+)
 
 // View implements [store.Store]. It returns store.ErrUnavailable after a failure
 // until an Update has opened the file again. A ReadTx used after fn has returned panics.
@@ -124,6 +131,15 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 // caller's. A Tx used after fn has returned panics.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.queue.Do(ctx, &call{fn: fn})
+}
+
+// Changes implements [store.Counter].
+func (s *Store) Changes(kind store.Kind) uint64 {
+	n := s.changes[kind].Load()
+	if n%2 == 1 {
+		return 0
+	}
+	return n + 2
 }
 
 // Close implements [store.Store]. Queued calls return store.ErrClosed.

@@ -543,7 +543,8 @@ type writer struct {
 	lister      lister
 	undo        []undo
 	wrote       bool
-	key         []byte // scratch
+	kinds       []store.Kind // of the rows that were set
+	key         []byte       // scratch
 
 	tails [256]*tail // by kind; kept from one transaction to the next
 }
@@ -556,7 +557,7 @@ type undo struct {
 }
 
 func (w *writer) begin(tx *bolt.Tx, f fanout) {
-	w.tx, w.wrote = tx, false
+	w.tx, w.wrote, w.kinds = tx, false, w.kinds[:0]
 	w.due, w.lookup = bucket(tx, dueBucket), bucket(tx, lookupBucket)
 	w.lister.begin(tx, f)
 	for _, t := range w.tails {
@@ -650,6 +651,9 @@ func (w *writer) raw(kind store.Kind, id uuid.UUID) []byte {
 func (w *writer) set(kind store.Kind, id uuid.UUID, old, new row) {
 	w.undo = append(w.undo, undo{kind, id, old})
 	w.wrote = true
+	if !slices.Contains(w.kinds, kind) {
+		w.kinds = append(w.kinds, kind)
+	}
 	w.setRow(kind, id, new)
 	w.setList(kind, id, &old, &new)
 	w.setDue(kind, id, &old, &new)

@@ -161,9 +161,13 @@ func (s *Store) commit() {
 	g := &s.group
 	if !g.w.wrote {
 		s.h.rollback(g.tx)
-	} else if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
-		s.commitFailed(err)
-		return
+	} else {
+		s.changing()
+		if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
+			s.commitFailed(err)
+			return
+		}
+		s.changing()
 	}
 	g.tx = nil
 	for i, c := range g.calls {
@@ -171,6 +175,13 @@ func (s *Store) commit() {
 		g.calls[i] = nil
 	}
 	g.calls = g.calls[:0]
+}
+
+// changing counts one end of a commit for the kinds that the group has written.
+func (s *Store) changing() {
+	for _, kind := range s.group.w.kinds {
+		s.changes[kind].Add(1)
+	}
 }
 
 // commitFailed answers a group whose commit has failed. Only opening the file again
@@ -194,6 +205,7 @@ func (s *Store) commitFailed(cause error) {
 		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
 		s.reopen()
 	}
+	s.changing()
 
 	unwritten := (full || damaged) && s.h != nil && s.h.lastID() < id
 	err := fmt.Errorf("boltstore: commit: %w", cause)
@@ -265,6 +277,9 @@ func (s *Store) reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.group.w.tails = [256]*tail{}
+	for kind := range s.changes {
+		s.changes[kind].Add(2) // it may be another file
+	}
 	if s.h != nil {
 		if err := s.h.close(); err != nil {
 			s.log.Warn("closing the file after a failure", "error", err)

@@ -13,6 +13,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,7 +21,10 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store   = (*Store)(nil)
+	_ store.Counter = (*Store)(nil)
+)
 
 // A Store is a [store.Store] in memory. Get one from [New].
 type Store struct {
@@ -29,6 +33,8 @@ type Store struct {
 	// Written with turn and mu held, so either is enough to read.
 	mu    sync.RWMutex
 	state *state // nil once closed
+
+	changes [256]atomic.Uint64 // Updates, by a kind that they wrote; raised with mu held
 }
 
 // New returns an empty store. It may be dropped without Close.
@@ -78,8 +84,14 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, w := range t.writes {
+		s.changes[w.key.kind].Add(1)
+	}
 	return s.state.apply(t.writes)
 }
+
+// Changes implements [store.Counter].
+func (s *Store) Changes(kind store.Kind) uint64 { return s.changes[kind].Load() + 1 }
 
 // Close implements [store.Store]. The records are gone.
 func (s *Store) Close() error {

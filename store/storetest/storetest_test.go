@@ -84,8 +84,9 @@ type mutant struct {
 	update func(ctx context.Context, fn func(store.Tx) error) error
 	close  func() error
 	reads
-	put    func(tx store.Tx, r *store.Record)
-	delete func(tx store.Tx, kind store.Kind, id uuid.UUID)
+	put     func(tx store.Tx, r *store.Record)
+	delete  func(tx store.Tx, kind store.Kind, id uuid.UUID)
+	changes func(kind store.Kind) uint64
 }
 
 type reads struct {
@@ -114,6 +115,13 @@ func (m *mutant) Update(ctx context.Context, fn func(store.Tx) error) error {
 		update = m.update
 	}
 	return update(ctx, func(tx store.Tx) error { return fn(mutantTx{readTx{tx, &m.reads}, tx, m}) })
+}
+
+func (m *mutant) Changes(kind store.Kind) uint64 {
+	if m.changes != nil {
+		return m.changes(kind)
+	}
+	return m.Store.(store.Counter).Changes(kind)
 }
 
 func (m *mutant) Close() error {
@@ -741,6 +749,13 @@ var mutants = []struct {
 			return nil
 		}
 		m.close = func() error { group.Wait(); return m.Store.Close() }
+	}},
+	{"Changes stays as it is", "Changes", func(m *mutant) { m.changes = func(store.Kind) uint64 { return 1 } }},
+	{"Changes rises only for the next caller", "Changes", func(m *mutant) {
+		var last atomic.Uint64
+		m.changes = func(kind store.Kind) uint64 {
+			return last.Swap(m.Store.(store.Counter).Changes(kind))
+		}
 	}},
 	{"two Updates read before either writes", "LostUpdate", snapshots},
 	{"two Updates read before either writes", "WriteSkew", snapshots},

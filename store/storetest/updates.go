@@ -43,6 +43,11 @@ backend commits several together.`,
 	`When Update returns nil its writes are visible to every later View, whoever calls it. A
 client that has its answer may ask at once, through another connection.`,
 	visibleAfterReturn,
+}, {
+	"Changes",
+	`If the store is a Counter: what a View has read is still so as long as Changes returns what
+it returned before. An API key that was revoked must not be remembered.`,
+	changes,
 }}
 
 var contextRules = []rule{{
@@ -299,6 +304,57 @@ func visibleAfterReturn(t testing.TB, s store.Store) {
 		if err != nil {
 			t.Errorf("record %d, acknowledged before: %v", n, err)
 		}
+	}
+}
+
+func changes(t testing.TB, s store.Store) {
+	c, ok := s.(store.Counter)
+	if !ok {
+		return
+	}
+	before := c.Changes(kindA)
+	put(t, s, row(1))
+	after := c.Changes(kindA)
+	if before == 0 || after <= before {
+		t.Errorf("Changes = %d before a Put and %d after", before, after)
+	}
+	if again := c.Changes(kindA); again != after {
+		t.Errorf("Changes = %d, then %d, and nothing was written", after, again)
+	}
+
+	const last = 200
+	var acknowledged atomic.Uint64
+	acknowledged.Store(1)
+	var group sync.WaitGroup
+	group.Go(func() {
+		for v := uint64(2); v <= last; v++ {
+			if err := s.Update(background, putting(row(1, version(v)))); err != nil {
+				t.Errorf("Update: %v", err)
+				break
+			}
+			acknowledged.Store(v)
+		}
+		acknowledged.Store(last)
+	})
+
+	for acknowledged.Load() < last {
+		n := c.Changes(kindA)
+		was := get(t, s, row(1)).Version
+		later, least := get(t, s, row(1)).Version, acknowledged.Load()
+		if c.Changes(kindA) == n && n != 0 && (was != later || was < least) {
+			t.Errorf("Changes stays %d while a record goes from version %d to %d, of which %d was acknowledged", n, was, later, least)
+			break
+		}
+	}
+	group.Wait()
+
+	deleted := c.Changes(kindA)
+	update(t, s, func(tx store.Tx) error {
+		tx.Delete(kindA, idOf(1))
+		return nil
+	})
+	if n := c.Changes(kindA); n <= deleted {
+		t.Errorf("Changes = %d before a Delete and %d after", deleted, n)
 	}
 }
 
