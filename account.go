@@ -119,7 +119,7 @@ func (a *Account) complete(v *Vault) ([]*store.Record, error) {
 		return nil, err
 	}
 
-	if err := v.rows.SealShown(account, a.encode()); err != nil {
+	if err := v.rows.SealShown(account, tlv.Encode(a.fields)); err != nil {
 		return nil, err
 	}
 	return []*store.Record{account, merchant}, nil
@@ -250,7 +250,7 @@ func tryAccount(ctx context.Context, v *Vault, op ledger.Operation, object uuid.
 	}
 
 	r.Version++
-	if err := v.rows.SealShown(r, a.encode()); err != nil {
+	if err := v.rows.SealShown(r, tlv.Encode(a.fields)); err != nil {
 		return err
 	}
 	return v.rows.Write(ctx, op, object, func(tx store.Tx) error {
@@ -319,53 +319,26 @@ const (
 	accountQuota          // and the numbers after it: one for each of allQuotas
 )
 
-func (a *Account) encode() []byte {
-	b := tlv.Append(nil, accountName, a.Name)
-	b = tlv.AppendBool(b, accountImport, a.ImportApproved)
-	b = tlv.AppendBool(b, accountNetworkTokens, a.NetworkTokensActive)
-	for _, p := range a.ProviderAccounts {
-		b = tlv.Append(b, accountProviderAID, p.AID)
-		b = tlv.Append(b, accountProviderMID, p.MID)
-		b = tlv.Append(b, accountProviderPortal, p.PortalID)
+func (a *Account) fields(f *tlv.Fields) {
+	tlv.Text(f, accountName, &a.Name)
+	f.Bool(accountImport, &a.ImportApproved)
+	f.Bool(accountNetworkTokens, &a.NetworkTokensActive)
+	tlv.Items(f, accountProviderAID, accountProviderPortal, &a.ProviderAccounts, func(p *ProviderAccount, f *tlv.Fields) {
+		tlv.Text(f, accountProviderAID, &p.AID)
+		tlv.Text(f, accountProviderMID, &p.MID)
+		tlv.Text(f, accountProviderPortal, &p.PortalID)
+	})
+	for i, q := range allQuotas {
+		n := q.of(&a.overrides)
+		tlv.Uint(f, accountQuota+byte(i), n)
+		*n = max(0, min(*n, q.most))
 	}
-	for i, f := range allQuotas {
-		b = tlv.AppendUint(b, accountQuota+byte(i), uint64(*f.of(&a.overrides)))
-	}
-	return tlv.Pad(b, 64, 0)
 }
 
 func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, error) {
 	a := &Account{ID: v.rows.Mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
-	r, err := v.rows.Read(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-
-	var p ProviderAccount
-	for r.Next() {
-		switch r.Tag {
-		case accountName:
-			a.Name = string(r.Value)
-		case accountImport:
-			a.ImportApproved = r.Bool()
-		case accountNetworkTokens:
-			a.NetworkTokensActive = r.Bool()
-		case accountProviderAID:
-			p.AID = string(r.Value)
-		case accountProviderMID:
-			p.MID = string(r.Value)
-		case accountProviderPortal:
-			p.PortalID = string(r.Value)
-			a.ProviderAccounts = append(a.ProviderAccounts, p)
-		default:
-			if i := int(r.Tag) - accountQuota; i >= 0 && i < len(allQuotas) {
-				f := allQuotas[i]
-				*f.of(&a.overrides) = int(min(r.Uint(), uint64(f.most)))
-			}
-		}
-	}
-
+	err := v.rows.ReadFields(ctx, rec, a.fields)
 	a.Quotas = a.overrides
 	a.Quotas.or(&v.opts.Quotas)
-	return a, v.rows.Named(rec, ledger.ReadError(r))
+	return a, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/credential"
@@ -90,6 +91,17 @@ type Failure struct {
 	SchemeCode string         `wire:"scheme_code"` // what the network said, "" if it said nothing
 }
 
+// A DeclinedError is returned by UseCredential if there is no cryptogram. It is
+// ErrCryptogramDeclined.
+type DeclinedError struct {
+	PaymentData *PaymentData // the record, whose Failures say why
+}
+
+func (e *DeclinedError) Error() string { return ErrCryptogramDeclined.Error() }
+
+// Unwrap returns ErrCryptogramDeclined.
+func (e *DeclinedError) Unwrap() error { return ErrCryptogramDeclined }
+
 func newFailure(code network.Code, schemeCode string) *Failure {
 	source := network.SourceOf(code)
 	switch {
@@ -124,60 +136,75 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		if err != nil {
 			return nil, err
 		}
-		a, err := v.approved(ctx)
-		if err != nil {
-			return nil, err
-		}
-		m, err := merchants{v.rows}.payee(ctx, r.Merchant, a)
-		if err != nil {
-			return nil, err
-		}
-
-		row := c.Row()
-		if row == uuid.Nil {
-			if row, err = v.rows.NewRow(); err != nil {
-				return nil, err
-			}
-		}
-
-		p := &PaymentData{
-			ID:        v.rows.Mask(kindPaymentData, row),
-			CreatedAt: rowkey.Time(row),
-			TokenID:   id,
-			Merchant:  m.ID,
-			Amount:    r.Amount,
-			Currency:  r.Currency,
-			Reference: r.Reference,
-		}
-
-		secret := m.secret(now())
-		if f := v.forbids(h, a, m, secret); f != nil {
-			p.Failures = []Failure{*f}
-		} else if err = c.Claim(ctx, row); err == nil {
-			err = v.askCryptogram(ctx, h, p, secret)
-		}
-
-		if err == nil {
-			err = v.storePaymentData(ctx, h.card.ID, row, p, a.quotas.PaymentData, c)
-		}
-
-		switch {
-		case errors.Is(err, replay.ErrRepeated):
-			return nil, err
-		case errors.Is(err, store.ErrConflict): // no reason to ask the network again
-			err = fmt.Errorf("%w: %v", ErrUnavailable, err)
-			fallthrough
-		case err != nil:
+		p, err := v.pay(ctx, h, &r, c, nil)
+		if err != nil && !errors.Is(err, replay.ErrRepeated) {
 			c.Abandon(ctx)
+		}
+		return p, err
+	})
+}
+
+// pay asks the network for the cryptogram of a request, and stores and returns the record.
+// take gets the cryptogram; if it is nil, the record has it, encrypted for the merchant.
+func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *replay.Call, take func(*network.Cryptogram)) (*PaymentData, error) {
+	a, err := v.approved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := merchants{v.rows}.payee(ctx, r.Merchant, a)
+	if err != nil {
+		return nil, err
+	}
+
+	row := c.Row()
+	if row == uuid.Nil {
+		if row, err = v.rows.NewRow(); err != nil {
 			return nil, err
 		}
+	}
+	p := &PaymentData{
+		ID:        v.rows.Mask(kindPaymentData, row),
+		CreatedAt: rowkey.Time(row),
+		TokenID:   h.token.ID,
+		Merchant:  m.ID,
+		Amount:    r.Amount,
+		Currency:  r.Currency,
+		Reference: r.Reference,
+	}
 
-		// A decline may be the first sign of a suspended or deleted network token.
-		if !p.Success && p.Failures[0].Code == network.CodeCryptogramDeclined {
-			v.lookSoon(ctx, h.card.ID)
-		}
-		return p, nil
-	})
+	secret := m.secret(now())
+	if f := v.forbids(h, a, m, secret != nil || take != nil); f != nil {
+		p.Failures = []Failure{*f}
+	} else if err = c.Claim(ctx, row); err == nil {
+		err = v.askCryptogram(ctx, h, p, func(got *network.Cryptogram) (err error) {
+			if take != nil {
+				take(got)
+				return nil
+			}
+			p.Encrypted, err = encrypt(got, secret)
+			return err
+		})
+	}
+
+	var until time.Time
+	if v.opts.PaymentDataRetention != NoRetention {
+		until = now().Add(v.opts.PaymentDataRetention)
+	}
+	if err == nil {
+		err = paymentsOf(v.rows).store(ctx, h.card.ID, row, p, until, a.quotas.PaymentData, c)
+	}
+	if errors.Is(err, store.ErrConflict) { // no reason to ask the network again
+		err = fmt.Errorf("%w: %v", ErrUnavailable, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	// A decline may be the first sign of a suspended or deleted network token.
+	if !p.Success && p.Failures[0].Code == network.CodeCryptogramDeclined {
+		v.lookSoon(ctx, h.card.ID)
+	}
+	return p, nil
 }
 
 // checkPayment returns a FieldError for each value that breaks a rule, an unknown merchant
@@ -223,8 +250,9 @@ func (m *Merchant) secret(at time.Time) *PaymentSecret {
 	return nil
 }
 
-// forbids says why the network is not asked for a cryptogram, or nil.
-func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSecret) *Failure {
+// forbids says why the network is not asked for a cryptogram, or nil. addressed is whether
+// somebody can receive it.
+func (v *Vault) forbids(h *holding, a *standing, m *Merchant, addressed bool) *Failure {
 	status, reason := h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason
 	switch {
 	case h.token.Status == StatusInvalid:
@@ -237,7 +265,7 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 		return newFailure(network.CodeNetworkTokensNotActivated, "")
 	case v.opts.Network == nil || v.opts.powers.Name != h.net.network:
 		return newFailure(network.CodeNoNetwork, "")
-	case secret == nil:
+	case !addressed:
 		return newFailure(network.CodeNoEncryptionKey, "")
 	}
 	if code, schemeCode := v.ineligible(h.token.Scheme, m.ID); code != "" {
@@ -246,9 +274,9 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, secret *PaymentSec
 	return nil
 }
 
-// askCryptogram asks the network for the cryptogram of p and sets the outcome. An error
-// means that p has none.
-func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, secret *PaymentSecret) error {
+// askCryptogram asks the network for the cryptogram of p, passes it to take, and sets the
+// outcome. An error means that p has none.
+func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, take func(*network.Cryptogram) error) error {
 	var got *network.Cryptogram
 	err := v.ask(ctx, func(ctx context.Context) (err error) {
 		got, err = v.opts.Network.Cryptogram(ctx, &network.CryptogramRequest{
@@ -274,20 +302,19 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, s
 	}
 
 	if err != nil {
-		p.Failures = []Failure{*v.failure(p, err)}
+		p.Failures = []Failure{*p.failure(err, v.log)}
 		return nil
 	}
 
 	p.Success = true
-	p.Encrypted, err = encrypt(got, secret)
-	return err
+	return take(got)
 }
 
 // failure says what an error of the network means for a payment.
-func (v *Vault) failure(p *PaymentData, err error) *Failure {
+func (p *PaymentData) failure(err error, log *slog.Logger) *Failure {
 	var e *network.Error
 	if !errors.As(err, &e) {
-		v.log.Warn("network returned no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
+		log.Warn("network returned no cryptogram", "payment_data", p.ID, "error", leak.Printable(err))
 		if errors.Is(err, context.DeadlineExceeded) {
 			return newFailure(network.CodeTimeout, "")
 		}
@@ -296,7 +323,7 @@ func (v *Vault) failure(p *PaymentData, err error) *Failure {
 
 	code, schemeCode := codeOf(e, e.Source)
 	if e.Source == network.SourceConfiguration {
-		v.log.Error("network refused by configuration", "payment_data", p.ID, "code", code, "scheme_code", schemeCode)
+		log.Error("network refused by configuration", "payment_data", p.ID, "code", code, "scheme_code", schemeCode)
 		return newFailure(code, schemeCode)
 	}
 
@@ -346,19 +373,18 @@ const (
 	paymentSchemeCode
 )
 
-func (p *PaymentData) encode() []byte {
-	b := tlv.Append(nil, paymentMerchant, p.Merchant[:])
-	b = tlv.AppendUint(b, paymentAmount, uint64(p.Amount))
-	b = tlv.Append(b, paymentCurrency, p.Currency)
-	b = tlv.Append(b, paymentReference, p.Reference)
-	for _, f := range p.Failures {
-		b = tlv.Append(b, paymentCode, f.Code)
-		b = tlv.AppendUint(b, paymentSource, uint64(f.Source))
-		b = tlv.Append(b, paymentMessage, f.Message)
-		b = tlv.AppendBool(b, paymentRetryable, f.Retryable)
-		b = tlv.Append(b, paymentSchemeCode, f.SchemeCode)
-	}
-	return tlv.Pad(b, 64, 0)
+func (p *PaymentData) fields(f *tlv.Fields) {
+	f.Array(paymentMerchant, p.Merchant[:])
+	tlv.Uint(f, paymentAmount, &p.Amount)
+	tlv.Text(f, paymentCurrency, &p.Currency)
+	tlv.Text(f, paymentReference, &p.Reference)
+	tlv.Items(f, paymentCode, paymentSchemeCode, &p.Failures, func(x *Failure, f *tlv.Fields) {
+		tlv.Text(f, paymentCode, &x.Code)
+		tlv.Uint(f, paymentSource, &x.Source)
+		tlv.Text(f, paymentMessage, &x.Message)
+		f.Bool(paymentRetryable, &x.Retryable)
+		tlv.Text(f, paymentSchemeCode, &x.SchemeCode)
+	})
 }
 
 // payments are the records of payment data of an account.
@@ -376,49 +402,15 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 		TokenID:   s.Mask(kindToken, rec.Parent),
 	}
 
-	r, err := s.Read(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-
-	f := new(Failure)
-	for r.Next() {
-		switch r.Tag {
-		case paymentMerchant:
-			copy(p.Merchant[:], r.Value)
-		case paymentAmount:
-			p.Amount = int64(r.Uint())
-		case paymentCurrency:
-			p.Currency = string(r.Value)
-		case paymentReference:
-			p.Reference = string(r.Value)
-		case paymentCode:
-			p.Failures = append(p.Failures, Failure{Code: network.Code(r.Value)})
-			f = &p.Failures[len(p.Failures)-1]
-		case paymentSource:
-			f.Source = network.Source(r.Uint())
-		case paymentMessage:
-			f.Message = string(r.Value)
-		case paymentRetryable:
-			f.Retryable = r.Bool()
-		case paymentSchemeCode:
-			f.SchemeCode = string(r.Value)
-		}
-	}
-
+	err := s.ReadFields(ctx, rec, p.fields)
 	p.Success = len(p.Failures) == 0
-	return p, s.Named(rec, ledger.ReadError(r))
+	return p, err
 }
 
-// storePaymentData writes p, unless the token was deleted meanwhile.
-// If it has as many as most, older ones make room.
-func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *PaymentData, most int, c *replay.Call) error {
-	var until time.Time
-	if v.opts.PaymentDataRetention != NoRetention {
-		until = now().Add(v.opts.PaymentDataRetention)
-	}
-	all := paymentsOf(v.rows)
-	records, err := all.Seal(token, row, p.encode(), p.Encrypted, until)
+// store writes p, unless the token was deleted meanwhile. The encrypted data is kept until a
+// time. If the token has as many as most, older ones make room.
+func (s payments) store(ctx context.Context, token, row uuid.UUID, p *PaymentData, until time.Time, most int, c *replay.Call) error {
+	records, err := s.Seal(token, row, tlv.Encode(p.fields), p.Success, p.Encrypted, until)
 	if err != nil {
 		return err
 	}
@@ -426,11 +418,11 @@ func (v *Vault) storePaymentData(ctx context.Context, token, row uuid.UUID, p *P
 		return err
 	}
 
-	return v.rows.Write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
-		if _, err := v.rows.Find(tx, kindToken, token); err != nil {
+	return s.Write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
+		if _, err := s.Find(tx, kindToken, token); err != nil {
 			return err
 		}
-		if err := all.Trim(tx, token, most); err != nil {
+		if err := s.Trim(tx, token, most); err != nil {
 			return err
 		}
 		for _, r := range records {

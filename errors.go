@@ -76,13 +76,16 @@ var (
 	// the vault's account sends no cards: see [Account.ProviderAccounts].
 	ErrProviderAccount = errors.New("cardvault: account sends no cards for this account at the provider")
 
-	// ErrTokenInvalidated is returned by ObtainPPAN for a token whose card the
+	// ErrTokenInvalidated is returned by ObtainPPAN and Use for a token whose card the
 	// scheme has invalidated.
 	ErrTokenInvalidated = errors.New("cardvault: card of the token was invalidated")
 
-	// ErrCardDataStale is returned by ObtainPPAN for a token whose card has a new
+	// ErrCardDataStale is returned by ObtainPPAN and Use for a token whose card has a new
 	// number that the vault does not know.
 	ErrCardDataStale = errors.New("cardvault: card number was replaced by the scheme")
+
+	// ErrCryptogramDeclined comes as a [*DeclinedError].
+	ErrCryptogramDeclined = errors.New("cardvault: there is no cryptogram")
 
 	// ErrProviderUnavailable is returned by ObtainPPAN if the provider could not
 	// be reached or gave an answer that cannot be understood. Whether it got the

@@ -171,7 +171,7 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 	m.CreatedAt = rowkey.Time(row)
 	r := s.NewRecord(kindMerchant, row)
 	r.Lookup = [][]byte{s.nameHash(m.Name)}
-	return r, s.SealShown(r, m.encode())
+	return r, s.SealShown(r, tlv.Encode(m.fields))
 }
 
 // ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
@@ -259,7 +259,7 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opt
 
 		next := m.rotate(now(), activateAt)
 		r.Version++
-		if err := v.rows.SealShown(r, m.encode()); err != nil {
+		if err := v.rows.SealShown(r, tlv.Encode(m.fields)); err != nil {
 			return nil, err
 		}
 		// Without its value: the answer must not be a second place of a secret.
@@ -302,16 +302,10 @@ func (m *Merchant) rotate(at, activateAt time.Time) PaymentSecret {
 // repeatedSecret returns the secret of an answer, which does not have its value.
 func repeatedSecret(answer []byte) (*PaymentSecret, error) {
 	s := &PaymentSecret{Replayed: true}
-	r := tlv.Read(answer)
-	for r.Next() {
-		switch r.Tag {
-		case merchantSecretID:
-			s.KeyID = string(r.Value)
-		case merchantSecretAt:
-			s.ActivateAt = r.Time()
-		}
-	}
-	return s, ledger.ReadError(&r)
+	var f tlv.Fields
+	f.From(answer)
+	s.fields(&f)
+	return s, ledger.FieldsError(&f)
 }
 
 const (
@@ -322,40 +316,21 @@ const (
 	merchantSecret // ends one secret
 )
 
-func (m *Merchant) encode() []byte {
-	b := tlv.Append(nil, merchantName, m.Name)
-	b = tlv.AppendBool(b, merchantPrimary, m.Primary)
-	for _, s := range m.Secrets {
-		b = tlv.Append(b, merchantSecretID, s.KeyID)
-		b = tlv.AppendTime(b, merchantSecretAt, s.ActivateAt)
-		b = tlv.Append(b, merchantSecret, hiding.Of(s.value))
+func (m *Merchant) fields(f *tlv.Fields) {
+	tlv.Text(f, merchantName, &m.Name)
+	f.Bool(merchantPrimary, &m.Primary)
+	tlv.Items(f, merchantSecretID, merchantSecret, &m.Secrets, (*PaymentSecret).fields)
+}
+
+func (s *PaymentSecret) fields(f *tlv.Fields) {
+	tlv.Text(f, merchantSecretID, &s.KeyID)
+	f.Time(merchantSecretAt, &s.ActivateAt)
+	if value := f.Value(merchantSecret, hiding.Of(s.value)); f.Reading() {
+		s.value = receive.NewSharedSecret(value)
 	}
-	return tlv.Pad(b, 64, 0)
 }
 
 func (s merchants) open(ctx context.Context, rec *store.Record) (*Merchant, error) {
 	m := &Merchant{ID: s.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
-	r, err := s.Read(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-
-	var p PaymentSecret
-	for r.Next() {
-		switch r.Tag {
-		case merchantName:
-			m.Name = string(r.Value)
-		case merchantPrimary:
-			m.Primary = r.Bool()
-		case merchantSecretID:
-			p.KeyID = string(r.Value)
-		case merchantSecretAt:
-			p.ActivateAt = r.Time()
-		case merchantSecret:
-			p.value = receive.NewSharedSecret(r.Value)
-			m.Secrets = append(m.Secrets, p)
-		}
-	}
-
-	return m, s.Named(rec, ledger.ReadError(r))
+	return m, s.ReadFields(ctx, rec, m.fields)
 }

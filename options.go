@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/enum"
+	"github.com/cardvault/cardvault/internal/use"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
@@ -79,6 +80,11 @@ type Options struct {
 	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
 	// to 10 seconds.
 	IDVTimeout time.Duration
+
+	// Purposes are the names of what the program uses stored cards for, see [Vault.Use]: 1
+	// to 40 of a-z, 0-9, "_" and "-", beginning with a letter. If empty, Use returns
+	// ErrNotEnabled.
+	Purposes []string
 
 	// SecurityCodeTTL limits how long a security code is kept, 1 to 15 minutes. Defaults to
 	// 10 minutes.
@@ -271,10 +277,13 @@ func (o *Options) completeNetwork() error {
 	return nil
 }
 
-// checkAdapters refuses adapters that a vault of the mode cannot have, and finds what the
-// network can do.
+// checkAdapters refuses adapters and purposes that a vault of the mode cannot have, and
+// finds what the network can do.
 func (o *Options) checkAdapters() (err error) {
 	if err := adapter.Set(*o); err != nil {
+		return err
+	}
+	if o.Purposes, err = use.Purposes(o.Purposes); err != nil {
 		return err
 	}
 	live := o.Mode == Live

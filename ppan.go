@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 
 	"github.com/cardvault/cardvault/internal/hiding"
@@ -45,23 +44,15 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		return nil, err
 	}
 	if !v.opts.maySendFor(account, target) {
-		v.sentCard(ctx, id, "refused")
+		v.rows.Wrote(ctx, opObtainPPAN, id, ErrProviderAccount)
 		return nil, ErrProviderAccount
 	}
 
-	rec, err := v.rows.Get(ctx, kindToken, id)
+	card, err := usage{v, id}.open(ctx, true, true)
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.openToken(ctx, rec)
-	switch {
-	case err != nil:
-		return nil, err
-	case t.Status == StatusInvalid:
-		return nil, ErrTokenInvalidated
-	case t.stale:
-		return nil, ErrCardDataStale
-	}
+	defer card.Wipe()
 
 	if len(account.ProviderAccounts) == 0 {
 		err := v.changeAccount(ctx, opPinProviderAccount, v.rows.ID, func(a *Account) (func(store.Tx) error, error) {
@@ -78,42 +69,21 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		}
 	}
 
-	r := &ppan.Request{Account: a, Sandbox: v.opts.Mode == Sandbox, Expiry: t.Expiry}
-	if r.PAN, err = v.openPAN(ctx, rec); err != nil {
-		return nil, err
+	answer, err := v.askProvider(ctx, &ppan.Request{
+		Account: a, Sandbox: v.opts.Mode == Sandbox,
+		PAN: card.PAN, Expiry: card.Expiry, SecurityCode: card.SecurityCode,
+	})
+	op := opObtainPPAN
+	if err == nil {
+		op.Detail = answer.Status.String()
 	}
-	defer r.PAN.Wipe()
-	if r.SecurityCode, _, err = v.securityCode(ctx, id); err != nil {
-		return nil, err
-	}
-	defer r.SecurityCode.Wipe()
-
-	answer, err := v.askProvider(ctx, r)
-	outcome := "no answer"
-	switch {
-	case err == nil:
-		outcome = answer.Status.String()
-	case errors.Is(err, ErrProviderTimeout):
-		outcome = "timeout"
-	}
-	v.sentCard(ctx, id, outcome)
-	v.rows.Wrote(ctx, opObtainPPAN, id, err)
+	v.rows.Wrote(ctx, op, id, err)
 	return answer, err
 }
 
 // maySendFor reports whether cards of an account may be sent to a provider's account.
 func (o *Options) maySendFor(a *Account, somebody ProviderAccount) bool {
 	return slices.Contains(a.ProviderAccounts, somebody) || o.Mode == Sandbox && len(a.ProviderAccounts) == 0
-}
-
-// sentCard logs that a card was sent to the provider, or would have been.
-func (v *Vault) sentCard(ctx context.Context, token uuid.UUID, outcome string) {
-	actor, _ := ctx.Value(actorKey{}).(Actor)
-	v.log.LogAttrs(ctx, slog.LevelInfo, "card sent to the provider of pseudo card numbers",
-		slog.Any("account", v.rows.ID),
-		slog.Any("token", token),
-		actor.log(),
-		slog.String("outcome", outcome))
 }
 
 // PPANEnabled reports whether the vault has a provider: [Options.PPAN].

@@ -320,13 +320,13 @@ func TestPPANAccounts(t *testing.T) {
 		last := lines[len(lines)-1]
 		account, err := l.Account(l.Context())
 		l.must(err)
-		for _, part := range []string{"level=INFO", account.ID.String(), key.String(), id.String(), "outcome=VALID"} {
+		for _, part := range []string{"level=INFO", account.ID.String(), key.String(), id.String(), "detail=VALID", "purpose=ppan"} {
 			if !strings.Contains(last, part) {
 				l.Errorf("the log lacks %s: %s", part, last)
 			}
 		}
-		for outcome, n := range map[string]int{"refused": 11, `"no answer"`: 2, "VALID": 3} {
-			if got := strings.Count(l.log.text(), "outcome="+outcome+"\n"); got != n {
+		for outcome, n := range map[string]int{"sends no cards": 11, "provider is unavailable": 2, "detail=VALID": 3} {
+			if got := strings.Count(l.log.text(), outcome); got != n {
 				l.Errorf("%d lines say %s, want %d", got, outcome, n)
 			}
 		}

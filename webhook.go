@@ -465,32 +465,40 @@ const (
 // former one cannot be put back.
 func (v *Vault) sealWebhook(r *store.Record, w *Webhook) error {
 	w.set = uuid.New()
-	if err := v.rows.SealShown(r, w.encode()); err != nil {
+	if err := v.rows.SealShown(r, tlv.Encode(w.fields)); err != nil {
 		return err
 	}
 
 	buf := plaintexts.Get().(*[]byte)
 	defer wipe(buf)
-	b := tlv.Append((*buf)[:0], webhookSet, w.set[:])
-	for _, s := range w.secrets {
-		b = tlv.AppendTime(b, webhookSecretUntil, s.until)
-		b = tlv.Append(b, webhookSecret, hiding.Of(s.value))
-	}
-	*buf = tlv.Pad(b, 64, 0)
+	var f tlv.Fields
+	f.To((*buf)[:0])
+	f.Array(webhookSet, w.set[:])
+	tlv.Items(&f, webhookSecretUntil, webhookSecret, &w.secrets, (*signingSecret).fields)
+	*buf = tlv.Pad(f.Bytes(), 64, 0)
 	return v.rows.SealSecret(r, *buf)
 }
 
-func (w *Webhook) encode() []byte {
-	b := tlv.Append(nil, webhookURL, w.URL)
-	b = tlv.Append(b, webhookDescription, w.Description)
-	for _, e := range w.Events {
-		b = tlv.AppendUint(b, webhookEvents, uint64(typeNumber(e)))
+func (w *Webhook) fields(f *tlv.Fields) {
+	tlv.Text(f, webhookURL, &w.URL)
+	tlv.Text(f, webhookDescription, &w.Description)
+	tlv.Items(f, webhookEvents, webhookEvents, &w.Events, func(e *receive.EventType, f *tlv.Fields) {
+		n := typeNumber(*e)
+		tlv.Uint(f, webhookEvents, &n)
+		*e = eventType(uint64(n))
+	})
+	f.Bool(webhookLegacy, &w.LegacyHMAC)
+	f.Bool(webhookDisabled, &w.Disabled)
+	tlv.Text(f, webhookReason, &w.DisabledReason)
+	f.Time(webhookSince, &w.since)
+	f.Array(webhookSecretSet, w.set[:])
+}
+
+func (s *signingSecret) fields(f *tlv.Fields) {
+	f.Time(webhookSecretUntil, &s.until)
+	if value := f.Value(webhookSecret, hiding.Of(s.value)); f.Reading() {
+		s.value = receive.NewWebhookSecret(value)
 	}
-	b = tlv.AppendBool(b, webhookLegacy, w.LegacyHMAC)
-	b = tlv.AppendBool(b, webhookDisabled, w.Disabled)
-	b = tlv.Append(b, webhookReason, w.DisabledReason)
-	b = tlv.AppendTime(b, webhookSince, w.since)
-	return tlv.Pad(tlv.Append(b, webhookSecretSet, w.set[:]), 64, 0)
 }
 
 // openWebhook returns a webhook with its secrets.
@@ -506,53 +514,18 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	defer clear(plain)
 
 	var ofSet uuid.UUID
-	var until time.Time
-	r := tlv.Read(plain)
-	for r.Next() {
-		switch r.Tag {
-		case webhookSet:
-			copy(ofSet[:], r.Value)
-		case webhookSecretUntil:
-			until = r.Time()
-		case webhookSecret:
-			w.secrets = append(w.secrets, signingSecret{receive.NewWebhookSecret(r.Value), until})
-			until = time.Time{}
-		}
-	}
-
+	var f tlv.Fields
+	f.From(plain)
+	f.Array(webhookSet, ofSet[:])
+	tlv.Items(&f, webhookSecretUntil, webhookSecret, &w.secrets, (*signingSecret).fields)
 	if ofSet != w.set || len(w.secrets) == 0 {
 		return nil, v.rows.Named(rec, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged))
 	}
-	return w, v.rows.Named(rec, ledger.ReadError(&r))
+	return w, v.rows.Named(rec, ledger.FieldsError(&f))
 }
 
 // listedWebhook returns a webhook without its secrets, which are in no list.
 func (v *Vault) listedWebhook(ctx context.Context, rec *store.Record) (*Webhook, error) {
 	w := &Webhook{ID: v.rows.Mask(kindWebhook, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
-	r, err := v.rows.Read(ctx, rec)
-	if err != nil {
-		return nil, err
-	}
-
-	for r.Next() {
-		switch r.Tag {
-		case webhookURL:
-			w.URL = string(r.Value)
-		case webhookDescription:
-			w.Description = string(r.Value)
-		case webhookEvents:
-			w.Events = append(w.Events, eventType(r.Uint()))
-		case webhookLegacy:
-			w.LegacyHMAC = r.Bool()
-		case webhookDisabled:
-			w.Disabled = r.Bool()
-		case webhookReason:
-			w.DisabledReason = DisabledReason(r.Value)
-		case webhookSince:
-			w.since = r.Time()
-		case webhookSecretSet:
-			copy(w.set[:], r.Value)
-		}
-	}
-	return w, v.rows.Named(rec, ledger.ReadError(r))
+	return w, v.rows.ReadFields(ctx, rec, w.fields)
 }

@@ -62,7 +62,10 @@ var (
 	opRefreshSession      = ledger.Adds("session.refresh")
 	opRefreshSecurityCode = ledger.Adds("security_code.refresh")
 	opConsume             = ledger.Takes("security_code.consume")
-	opObtainPPAN          = ledger.Adds("ppan.obtain")
+	opObtainPPAN          = ledger.Adds("ppan.obtain").For("ppan")
+	opUse                 = ledger.Adds("card.use")
+	opUseCredential       = ledger.Adds("network_token.use")
+	opForward             = ledger.Adds("card.forward")
 	opCreateAccount       = ledger.Adds("account.create")
 	opUpdateAccount       = ledger.Ends("account.update")
 	opPinProviderAccount  = ledger.Adds("account.pin_provider_account")
@@ -77,15 +80,21 @@ var (
 	opRedeliver           = ledger.Adds("event.redeliver")
 )
 
-// wrote logs a write that a caller asked for: on whose behalf, which operation, on which
-// object, and how it ended.
+// wrote logs a write that a caller asked for, or the use of a card: on whose behalf, which
+// operation, on which object, and how it ended.
 func (c *core) wrote(ctx context.Context, op ledger.Operation, account, object uuid.UUID, err error) {
-	if !c.log.Enabled(ctx, slog.LevelDebug) {
+	level, what := slog.LevelDebug, "write"
+	if op.Purpose != "" {
+		level, what = slog.LevelInfo, "card used"
+	}
+	if !c.log.Enabled(ctx, level) {
 		return
 	}
 	actor, _ := ctx.Value(actorKey{}).(Actor)
-	c.log.LogAttrs(ctx, slog.LevelDebug, "write",
+	c.log.LogAttrs(ctx, level, what,
 		slog.String("operation", op.Name),
+		slog.String("purpose", op.Purpose),
+		slog.String("detail", op.Detail),
 		slog.Any("account", account),
 		slog.Any("object", object),
 		actor.log(),

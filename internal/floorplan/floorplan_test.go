@@ -89,6 +89,7 @@ var neighbours = map[string][]string{
 	"/internal/spread":      {"/internal/ledger", "/internal/tlv", "/network"},
 	"/invalid":              {},
 	"/internal/tally":       {},
+	"/internal/use":         {"/card", "/internal/ledger", "/internal/replay", "/internal/rule", "/internal/tlv", "/receive", "/store"},
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package

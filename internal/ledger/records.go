@@ -184,6 +184,18 @@ func (l *Ledger) Read(ctx context.Context, rec *store.Record) (*tlv.Reader, erro
 	return &r, err
 }
 
+// ReadFields opens the shown part of a record, and reads its fields.
+func (l *Ledger) ReadFields(ctx context.Context, rec *store.Record, fields func(*tlv.Fields)) error {
+	plain, err := l.OpenShown(ctx, rec)
+	if err != nil {
+		return err
+	}
+	var f tlv.Fields
+	f.From(plain)
+	fields(&f)
+	return l.Named(rec, FieldsError(&f))
+}
+
 // ReadError returns ErrDamaged if a record did not hold fields.
 func ReadError(r *tlv.Reader) error { return readError(r.Err()) }
 

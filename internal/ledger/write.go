@@ -11,6 +11,8 @@ import (
 // An Operation names a write, and says behind which others it does not wait: see lane.
 type Operation struct {
 	Name    string
+	Purpose string // of the use of a card; "" for all other operations
+	Detail  string // of that, such as the status of an answer; "" for none
 	urgency urgency
 }
 
@@ -23,13 +25,19 @@ const (
 )
 
 // Adds returns the operation of a write that adds or changes.
-func Adds(name string) Operation { return Operation{name, adds} }
+func Adds(name string) Operation { return Operation{Name: name, urgency: adds} }
 
 // Takes returns the operation of a write that takes something away.
-func Takes(name string) Operation { return Operation{name, takes} }
+func Takes(name string) Operation { return Operation{Name: name, urgency: takes} }
 
 // Ends returns the operation of a write that ends a right.
-func Ends(name string) Operation { return Operation{name, ends} }
+func Ends(name string) Operation { return Operation{Name: name, urgency: ends} }
+
+// For returns the operation as a use of a card for a purpose, which must not be secret.
+func (o Operation) For(purpose string) Operation {
+	o.Purpose = purpose
+	return o
+}
 
 // Step is a part of a call or of background work: Wrote does not hear of it.
 var Step = Adds("step")
@@ -65,7 +73,7 @@ func (a Account) Put(ctx context.Context, op Operation, object uuid.UUID, r *sto
 	})
 }
 
-// Wrote reports the outcome of a write to Config.Wrote.
+// Wrote reports the outcome of a write, or of the use of a card, to Config.Wrote.
 func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
 	a.config.Wrote(ctx, op, a.ID, object, err)
 }

@@ -34,12 +34,12 @@ type Records struct {
 }
 
 // Seal returns the records of payment data of a token: plain, and a JWE that is kept until a
-// time. No JWE means that the request failed. The zero time keeps no JWE.
-func (s Records) Seal(token, row uuid.UUID, plain []byte, jwe string, until time.Time) ([]*store.Record, error) {
+// time, if there is one. The zero time keeps no JWE.
+func (s Records) Seal(token, row uuid.UUID, plain []byte, success bool, jwe string, until time.Time) ([]*store.Record, error) {
 	data := s.NewRecord(s.Data, row)
-	data.Parent, data.Class = token, succeeded
-	if jwe == "" {
-		data.Class = failed
+	data.Parent, data.Class = token, failed
+	if success {
+		data.Class = succeeded
 	}
 	if err := s.SealShown(data, plain); err != nil {
 		return nil, err

@@ -36,6 +36,7 @@ import (
 	"github.com/cardvault/cardvault/internal/spread"
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/use"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/keytest"
@@ -90,6 +91,11 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.DamagedRecord](),
 		reflect.TypeFor[cardvault.Delivery](),
 		reflect.TypeFor[cardvault.DeliveryRecord](),
+		reflect.TypeFor[cardvault.DeclinedError](),
+		reflect.TypeFor[card.Used](),
+		reflect.TypeFor[use.Call](),
+		reflect.TypeFor[use.Sent](),
+		reflect.TypeFor[use.Source](),
 		reflect.TypeFor[cardvault.Event](),
 		reflect.TypeFor[card.Expiry](),
 		reflect.TypeFor[cardvault.Failure](),
@@ -275,6 +281,8 @@ var shown = map[string]string{
 	"cardvault.Session.MaskedAccountNumber": "masked, or too few digits to find the rest",
 	"cardvault.Token.IIN":                   "masked, or too few digits to find the rest",
 	"cardvault.Token.LastFour":              "masked, or too few digits to find the rest",
+	"card.Used.Masked":                      "masked, or too few digits to find the rest",
+	"cardvault.Options.Purposes":            "named by the operator",
 	"cardvault.Token.MaskedAccountNumber":   "masked, or too few digits to find the rest",
 
 	"store.Record.Secret": "sealed",
@@ -492,6 +500,11 @@ var shown = map[string]string{
 	"internal/jobs.Sweep.Records":        "kinds of records",
 	"internal/ledger.Damage.Kind":        "one of a few words or codes",
 	"internal/ledger.Operation.Name":     "one of a few words or codes",
+	"internal/ledger.Operation.Purpose":  "named by the operator",
+	"internal/ledger.Operation.Detail":   "one of a few words or codes",
+	"internal/use.Call.Purpose":          "named by the operator",
+	"internal/use.Call.Key":              "names a call, and repeats it only for who may make it",
+	"internal/use.Sent.Detail":           "one of a few words or codes",
 	"internal/outbox.Change.Reason":      "one of a few words or codes",
 	"internal/outbox.Delivery.Reason":    "one of a few words or codes",
 	"internal/credential.Credential.ECI": "one of a few words or codes",

@@ -22,6 +22,7 @@ const (
 	keyLease       // end of a claim; absent once there is an answer
 	keyRow
 	keyRefused
+	keyOnce // no call takes over the claim
 )
 
 // mistakesCount is the tag of the number in a record of mistakes.
@@ -33,6 +34,7 @@ type firstCall struct {
 	until       time.Time // end of its claim; zero once there is an answer
 	row         uuid.UUID
 	refused     bool
+	once        bool // no call takes over its claim
 	version     uint64
 }
 
@@ -140,6 +142,8 @@ func (c *Call) readFirst(ctx context.Context, key *store.Record) (*firstCall, er
 			copy(first.row[:], r.Value)
 		case keyRefused:
 			first.refused = r.Bool()
+		case keyOnce:
+			first.once = r.Bool()
 		}
 	}
 

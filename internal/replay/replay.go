@@ -7,6 +7,8 @@
 // root has sent another request under the key, so that no request is found out by guessing.
 //
 // A call that waits for another system stores the key first, as a claim: see [Call.Claim].
+// A call that may reach the other system once only stores a claim that no call takes over:
+// see [Call.ClaimOnce].
 package replay
 
 import (
@@ -28,6 +30,10 @@ var (
 	ErrReused     = errors.New("cardvault: idempotency key was used for another request")
 	ErrInProgress = errors.New("cardvault: call under the idempotency key is in progress")
 )
+
+// ErrUnknown is returned by Begin for a call of ClaimOnce whose process has ended without
+// its result.
+var ErrUnknown = errors.New("cardvault: call under the idempotency key was made, and its outcome is unknown")
 
 // ErrRepeated is returned in a transaction that finds the same call made, or being made,
 // since Begin has looked.
@@ -90,12 +96,14 @@ type Call struct {
 	lapsed      uint64    // version of a lapsed record under the key, which was opened; 0: absent
 	held        uint64    // version of the claim that this call has or takes over; 0: absent
 	row         uuid.UUID // row key of the record that the call makes, from that claim
+	once        bool      // no other call may take over that claim
 }
 
 // Begin returns the Call to make, or the answer of the call that this one repeats.
 //
 // Errors: ErrReused for another request under the key; ErrInProgress while another call
-// makes it; ledger.ErrNotFound if the answer is gone with the record that it belongs to.
+// makes it; ErrUnknown once that should have ended, if it may be made once only;
+// ledger.ErrNotFound if the answer is gone with the record that it belongs to.
 func (c *Calls) Begin(ctx context.Context, rows ledger.Account, r Request) (*Call, *Answer, error) {
 	call := c.newCall(rows, r)
 
@@ -114,6 +122,8 @@ func (c *Calls) Begin(ctx context.Context, rows ledger.Account, r Request) (*Cal
 		return call, nil, nil
 	case first.until.After(call.at):
 		return nil, nil, ErrInProgress
+	case !first.until.IsZero() && first.once:
+		return nil, nil, ErrUnknown
 	case !first.until.IsZero():
 		call.held, call.row = first.version, first.row // its process is gone
 		return call, nil, nil
@@ -172,8 +182,19 @@ func (c *Call) ClaimWith(ctx context.Context, op ledger.Operation, row uuid.UUID
 	return err
 }
 
-// Abandon ends a claim, so that the call can be repeated at once. If that fails the lease
-// ends it.
+// ClaimOnce is Claim for a call that must not be made twice, and that ends before a time. A
+// repetition is in progress until then. From then on it is ErrUnknown, as long as the key is
+// kept, unless the call has put its result or was abandoned.
+func (c *Call) ClaimOnce(ctx context.Context, until time.Time) error {
+	if c == nil {
+		return nil
+	}
+	c.once = true
+	return c.storeClaim(ctx, ledger.Step, until, func(store.Tx) error { return nil })
+}
+
+// Abandon ends a claim, so that the call can be repeated at once. If that fails the claim
+// stays until its time has passed.
 func (c *Call) Abandon(ctx context.Context) {
 	if c == nil || c.held == 0 {
 		return
@@ -181,9 +202,10 @@ func (c *Call) Abandon(ctx context.Context) {
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
+	c.once = false
 	err := c.storeClaim(ctx, ledger.Step, c.at, func(store.Tx) error { return nil })
 	if err != nil && !errors.Is(err, ErrRepeated) {
-		c.calls.config.Log.Warn("idempotency key stays in progress for a minute", "error", err)
+		c.calls.config.Log.Warn("idempotency key stays in progress until its time has passed", "error", err)
 	}
 }
 
@@ -191,6 +213,7 @@ func (c *Call) Abandon(ctx context.Context) {
 func (c *Call) storeClaim(ctx context.Context, op ledger.Operation, until time.Time, write func(store.Tx) error) error {
 	b := tlv.Append(nil, keyFingerprint, c.fingerprint)
 	b = tlv.Append(tlv.AppendTime(b, keyLease, until), keyRow, c.row[:])
+	b = tlv.AppendBool(b, keyOnce, c.once)
 	if err := c.sealKey(b); err != nil {
 		return err
 	}
@@ -240,14 +263,19 @@ func (c *Call) sealKey(plain []byte) error {
 // Put writes key and result, which were sealed, in the transaction of the effect. It
 // returns ErrRepeated if another call was faster.
 func (c *Call) Put(tx store.Tx) error {
-	if c == nil {
-		return nil
-	}
-	if err := c.putKey(tx); err != nil {
+	if err := c.PutKey(tx); err != nil || c == nil {
 		return err
 	}
 	tx.Put(&c.result)
 	return nil
+}
+
+// PutKey is Put without the result, which is as if it had been deleted.
+func (c *Call) PutKey(tx store.Tx) error {
+	if c == nil {
+		return nil
+	}
+	return c.putKey(tx)
 }
 
 // putKey writes the key unless another call was faster. Lapsed records under the same key

@@ -205,3 +205,71 @@ func TestNoKey(t *testing.T) {
 		t.Error(err, c.Row())
 	}
 }
+
+// A call that may be made once only is taken over by nobody. Its outcome is unknown when its
+// time has passed, and known when it comes all the same.
+func TestClaimOnce(t *testing.T) {
+	inBench(t, func(b *bench) {
+		first := b.begun()
+		if err := first.ClaimOnce(b.Context(), time.Now().Add(time.Minute)); err != nil {
+			b.Fatal(err)
+		}
+		for _, test := range []struct {
+			body string
+			want error
+		}{{"request", replay.ErrInProgress}, {"another", replay.ErrReused}} {
+			if c, _, err := b.begin(test.body, 1); c != nil || !errors.Is(err, test.want) {
+				b.Errorf("%s meanwhile: %v, want %v", test.body, err, test.want)
+			}
+		}
+
+		time.Sleep(time.Minute)
+		for range 2 {
+			if c, _, err := b.begin("request", 1); c != nil || !errors.Is(err, replay.ErrUnknown) {
+				b.Error("once its time has passed:", err)
+			}
+		}
+		if err := b.make(first, b.row()); err != nil {
+			b.Fatal("late:", err)
+		}
+		if _, answer, err := b.begin("request", 1); answer == nil || err != nil {
+			b.Error("once it is made:", err)
+		}
+	})
+}
+
+// A call that is abandoned can be made again at once, and only once more.
+func TestClaimOnceAbandoned(t *testing.T) {
+	inBench(t, func(b *bench) {
+		for range 2 {
+			c := b.begun()
+			if err := c.ClaimOnce(b.Context(), time.Now().Add(time.Minute)); err != nil {
+				b.Fatal(err)
+			}
+			c.Abandon(b.Context())
+		}
+		one, other := b.begun(), b.begun()
+		if err := one.ClaimOnce(b.Context(), time.Now().Add(time.Minute)); err != nil {
+			b.Fatal(err)
+		}
+		if err := other.ClaimOnce(b.Context(), time.Now().Add(time.Minute)); !errors.Is(err, replay.ErrRepeated) {
+			b.Error("side by side:", err)
+		}
+	})
+}
+
+// Without its result a call that was made is not found, and is not made anew.
+func TestPutKey(t *testing.T) {
+	inBench(t, func(b *bench) {
+		c := b.begun()
+		if err := c.Seal([]byte("made"), b.row()); err != nil {
+			b.Fatal(err)
+		}
+		if err := b.Write(b.Context(), opMake, uuid.Nil, c.PutKey); err != nil {
+			b.Fatal(err)
+		}
+		if c, answer, err := b.begin("request", 1); c != nil || answer != nil || !errors.Is(err, ledger.ErrNotFound) {
+			b.Error(err)
+		}
+	})
+}

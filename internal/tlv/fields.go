@@ -44,6 +44,13 @@ func (f *Fields) From(data []byte) {
 	f.err = r.Err()
 }
 
+// Encode returns the fields that a function writes, padded so that their length shows little.
+func Encode(fields func(*Fields)) []byte {
+	var f Fields
+	fields(&f)
+	return Pad(f.out, 64, 0)
+}
+
 // value returns the value that is read with a tag, nil if it is absent.
 func (f *Fields) value(tag byte) []byte {
 	v := f.values[tag]
@@ -144,5 +151,43 @@ func (f *Fields) Array(tag byte, array []byte) {
 func ID[T ~[16]byte](f *Fields, tag byte, id *T) {
 	if f.reading || *id != (T{}) {
 		f.Array(tag, (*id)[:])
+	}
+}
+
+// Items are the fields of a list, with tags from first to last: all of one item, then all of
+// the next. A tag that is not higher than the one before it begins the next item.
+func Items[T any](f *Fields, first, last byte, list *[]T, fields func(*T, *Fields)) {
+	if !f.reading {
+		for i := range *list {
+			fields(&(*list)[i], f)
+		}
+		return
+	}
+
+	var begins []int
+	end, before := 0, last
+	for r := Read(f.in); ; {
+		at := len(f.in) - len(r.rest)
+		if !r.Next() {
+			break
+		}
+		if r.Tag < first || r.Tag > last {
+			continue
+		}
+		if r.Tag <= before {
+			begins = append(begins, at)
+		}
+		end, before = len(f.in)-len(r.rest), r.Tag
+	}
+
+	for i, begin := range begins {
+		var item T
+		var of Fields
+		of.From(f.in[begin:append(begins, end)[i+1]])
+		fields(&item, &of)
+		*list = append(*list, item)
+		if of.err != nil {
+			f.err = of.err
+		}
 	}
 }

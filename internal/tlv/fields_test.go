@@ -22,6 +22,18 @@ type record struct {
 	id    [16]byte
 	raw   []byte
 	inner *record
+	items []item
+}
+
+// An item may lack all but one of its fields.
+type item struct {
+	text string
+	n    int
+}
+
+func (i *item) fields(f *tlv.Fields) {
+	tlv.Text(f, 11, &i.text)
+	tlv.Uint(f, 12, &i.n)
 }
 
 func (r *record) fields(f *tlv.Fields) {
@@ -40,10 +52,12 @@ func (r *record) fields(f *tlv.Fields) {
 		tlv.Text(f, 9, &r.inner.text)
 		tlv.Uint(f, 10, &r.inner.wide)
 	}
+	tlv.Items(f, 11, 12, &r.items, (*item).fields)
 }
 
 func TestFields(t *testing.T) {
-	full := record{"text", 200, 1 << 30, true, time.UnixMicro(1).UTC(), [4]byte{3: 1}, [16]byte{1}, []byte("raw"), &record{text: "inner", wide: 1}}
+	full := record{"text", 200, 1 << 30, true, time.UnixMicro(1).UTC(), [4]byte{3: 1}, [16]byte{1}, []byte("raw"), &record{text: "inner", wide: 1},
+		[]item{{"a", 1}, {"b", 0}, {"c", 2}, {"", 3}}}
 	var want []byte
 	want = tlv.Append(want, 1, "text")
 	want = tlv.AppendUint(want, 2, 200)
@@ -55,6 +69,9 @@ func TestFields(t *testing.T) {
 	want = tlv.Append(want, 8, "raw")
 	want = tlv.Append(want, 9, "inner")
 	want = tlv.AppendUint(want, 10, 1)
+	for _, i := range full.items {
+		want = tlv.AppendUint(tlv.Append(want, 11, i.text), 12, uint64(i.n))
+	}
 
 	for _, test := range []struct {
 		record
@@ -80,7 +97,7 @@ func TestFields(t *testing.T) {
 }
 
 func TestMalformedFields(t *testing.T) {
-	for _, data := range [][]byte{{1}, {1, 2, 0}, tlv.Append(nil, 3, make([]byte, 9)), tlv.Append(nil, 5, make([]byte, 9))} {
+	for _, data := range [][]byte{{1}, {1, 2, 0}, tlv.Append(nil, 3, make([]byte, 9)), tlv.Append(nil, 5, make([]byte, 9)), tlv.Append(nil, 12, make([]byte, 9))} {
 		var f tlv.Fields
 		f.From(data)
 		new(record).fields(&f)

@@ -1,0 +1,133 @@
+package cardvault
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/use"
+	"github.com/cardvault/cardvault/invalid"
+	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/google/uuid"
+)
+
+// A UsedCard is the card of a token while a function of [Vault.Use] has it.
+type UsedCard = card.Used
+
+// Use calls f with the card of a token, for a purpose of [Options.Purposes], and wipes the
+// card when f has returned or panicked. f must not keep it. A deletion of the token does not
+// wait for f. Caller, token, purpose and outcome are logged, without the error of f, which
+// Use returns.
+//
+// Errors: ErrNotEnabled without purposes; FieldErrors; ErrNotFound; ErrTokenInvalidated;
+// ErrCardDataStale.
+func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(context.Context, *UsedCard) error) (err error) {
+	defer v.doing("use card", &err)
+	if err := v.opts.checkPurpose(purpose); err != nil {
+		return err
+	}
+	get := func() (*UsedCard, error) { return usage{v, id}.open(ctx, true, true) }
+	return use.With(ctx, v.rows, opUse.For(purpose), id, get, f)
+}
+
+// UseCredential is Use for the network token of a token, with a new cryptogram for one
+// payment. Like RequestPaymentData it makes a record, whose encrypted data is empty: the
+// cryptogram is f's alone. r has no IdempotencyKey, and needs no merchant with a secret.
+//
+// Errors: those of Use and RequestPaymentData; [*DeclinedError].
+func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string, r PaymentRequest, f func(context.Context, *receive.Credential) error) (err error) {
+	defer v.doing("use credential", &err)
+	if err := errors.Join(v.opts.checkPurpose(purpose), v.checkPayment(ctx, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
+		return err
+	}
+	get := func() (*receive.Credential, error) { return usage{v, id}.credential(ctx, &r) }
+	return use.With(ctx, v.rows, opUseCredential.For(purpose), id, get, f)
+}
+
+// Forward is for package forward, which makes a call of another system with the card of a
+// token, and with its network token if r is not nil.
+func (v *Vault) Forward(ctx context.Context, id uuid.UUID, c *use.Call, r *PaymentRequest) (_ *use.Sent, err error) {
+	defer v.doing("forward", &err)
+	token := usage{v, id}
+	s := use.Source{Calls: v.calls, Rows: v.rows, Operation: opForward, Token: id, Kind: kindToken, Log: v.log, Card: token.open}
+	if r != nil {
+		if err := errors.Join(v.checkPayment(ctx, *r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
+			return nil, err
+		}
+		s.Credential = func(ctx context.Context) (*receive.Credential, error) { return token.credential(ctx, r) }
+		s.Wait = v.opts.NetworkTimeout
+	}
+	return c.Make(ctx, s)
+}
+
+// checkPurpose returns why cards are not used for a purpose, or nil.
+func (o *Options) checkPurpose(purpose string) error {
+	switch {
+	case len(o.Purposes) == 0:
+		return notEnabled("Options.Purposes is empty")
+	case !slices.Contains(o.Purposes, purpose):
+		return &FieldError{"Purpose", invalid.Enum, "must be one of Options.Purposes"}
+	}
+	return nil
+}
+
+// A usage is the use of one token.
+type usage struct {
+	vault *Vault
+	id    uuid.UUID
+}
+
+// open returns the card, for the caller to wipe, with number and code if they are needed.
+func (u usage) open(ctx context.Context, number, code bool) (*UsedCard, error) {
+	v := u.vault
+	rec, err := v.rows.Get(ctx, kindToken, u.id)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.openToken(ctx, rec)
+	switch {
+	case err != nil:
+		return nil, err
+	case t.Status == StatusInvalid:
+		return nil, ErrTokenInvalidated
+	case t.stale && number:
+		return nil, ErrCardDataStale
+	}
+
+	c := &UsedCard{Expiry: t.Expiry, Name: t.CardholderName, Masked: t.MaskedAccountNumber}
+	c.Consume = func(ctx context.Context) error { _, err := v.Consume(ctx, u.id, nil); return err }
+	if number {
+		c.PAN, err = v.openPAN(ctx, rec)
+	}
+	if err == nil && code {
+		c.SecurityCode, _, err = v.securityCode(ctx, u.id)
+	}
+	if err != nil {
+		c.Wipe()
+	}
+	return c, err
+}
+
+// credential asks the network for a credential, for the caller to wipe, and stores the record.
+func (u usage) credential(ctx context.Context, r *PaymentRequest) (*receive.Credential, error) {
+	h, err := u.vault.hold(ctx, u.vault.rows.Unmask(kindToken, u.id))
+	switch {
+	case err != nil:
+		return nil, err
+	case h.token.Status == StatusInvalid:
+		return nil, ErrTokenInvalidated
+	}
+	c := new(receive.Credential)
+	p, err := u.vault.pay(ctx, h, r, nil, func(got *network.Cryptogram) {
+		*c = receive.Credential{Number: got.Number, Expiry: got.Expiry, Cryptogram: got.Value, ECI: got.ECI}
+	})
+	if err == nil && !p.Success {
+		err = &DeclinedError{p}
+	}
+	if err != nil {
+		c.Wipe()
+	}
+	return c, err
+}
