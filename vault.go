@@ -21,7 +21,8 @@
 // sealed parts: the data that a read or a list shows, and the card number. No method
 // returns a card number, and reading and listing never decrypt one. The vault's own keys
 // are stored wrapped by the key-encryption key of a [Keyring], which is never in the store:
-// without it nothing can be read. A security code is kept only in memory, sealed, for the
+// without it nothing can be read. [Vault.Use] lends a card to a function of the program, for
+// a purpose that the operator has named. A security code is kept only in memory, sealed, for the
 // minutes of [Options.SecurityCodeTTL], and is erased by [Vault.Consume].
 //
 // # Accounts

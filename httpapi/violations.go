@@ -107,6 +107,7 @@ var fieldNames = map[string]string{
 	"Quotas.OpenSessions": "open_sessions",
 	"Quotas.PaymentData":  "payment_data",
 
+	"Purpose":          "purpose",
 	"Contact":          "contact",
 	"Fingerprint":      "fingerprint",
 	"ProviderAccounts": "provider_accounts",
