@@ -103,19 +103,19 @@ func useRefused(t *testing.T, s store.Store) {
 	never := func(context.Context, *cardvault.UsedCard) error { t.Error("the function is called"); return nil }
 	neither := func(context.Context, *receive.Credential) error { t.Error("the function is called"); return nil }
 	for what, id := range map[string]uuid.UUID{"unknown": uuid.New(), "deleted": gone.ID, "lapsed": lapsed.ID, "of another account": foreign.ID} {
-		card, credential := v.Use(ctx, id, purpose, never), v.UseCredential(ctx, id, purpose, examplePayment, neither)
-		fails(t, what, card, cardvault.ErrNotFound)
-		fails(t, what, credential, cardvault.ErrNotFound)
-		if want := "cardvault: use card: not found"; card.Error() != want {
-			t.Errorf("%s: %v, want %s", what, card, want)
+		ofCard, ofCredential := v.Use(ctx, id, purpose, never), v.UseCredential(ctx, id, purpose, examplePayment, neither)
+		fails(t, what, ofCard, cardvault.ErrNotFound)
+		fails(t, what, ofCredential, cardvault.ErrNotFound)
+		if want := "cardvault: use card: not found"; ofCard.Error() != want {
+			t.Errorf("%s: %v, want %s", what, ofCard, want)
 		}
 	}
 
 	refuses(t, "another purpose", v.Use(ctx, token.ID, "export", never), "Purpose invalid_enum")
 	refuses(t, "no purpose", v.UseCredential(ctx, token.ID, "", examplePayment, neither), "Purpose invalid_enum")
-	keyed := examplePayment
-	keyed.IdempotencyKey, keyed.Currency = "key", "EU"
-	refuses(t, "a bad payment", v.UseCredential(ctx, token.ID, purpose, keyed, neither), "Currency invalid_format", "IdempotencyKey invalid_format")
+	bad := examplePayment
+	bad.IdempotencyKey, bad.Currency = "key", "EU"
+	refuses(t, "a bad payment", v.UseCredential(ctx, token.ID, purpose, bad, neither), "Currency invalid_format", "IdempotencyKey invalid_format")
 
 	none := vaultOn(t, s, nil)
 	for _, err := range []error{none.Use(ctx, token.ID, purpose, never), none.UseCredential(ctx, token.ID, purpose, examplePayment, neither)} {
@@ -132,6 +132,7 @@ func usePanics(t *testing.T, s store.Store) {
 	token := usable(t, v, 1)
 	var kept cardvault.UsedCard
 	var credential receive.Credential
+
 	for _, call := range []func() error{
 		func() error {
 			return v.Use(ctx, token.ID, purpose, func(_ context.Context, c *cardvault.UsedCard) error { kept = *c; panic("of the function") })
@@ -165,6 +166,7 @@ func useRace(t *testing.T, s store.Store) {
 		token := importCard(t, v, coded(i, "737"), nil)
 		number := cardNumber(canaryNumber, 16, i)
 		var consumed, deleted atomic.Bool
+
 		parallel(t, 6, func(worker int) error {
 			switch worker {
 			case 0:
@@ -268,12 +270,12 @@ func (b *branch) call(key, request string) *use.Call {
 			if fail != nil {
 				return fail(ctx, n)
 			}
-			return answered(n), nil
+			return outcomeOf(n), nil
 		},
 	}
 }
 
-func answered(n int) *use.Sent {
+func outcomeOf(n int) *use.Sent {
 	return &use.Sent{Answer: func() []byte { return fmt.Append(nil, canary, n) }}
 }
 
@@ -286,8 +288,8 @@ func (b *branch) called(t testing.TB, want int) {
 	}
 }
 
-// is checks the answer to a call.
-func is(t testing.TB, what string, sent *use.Sent, err error, n int, replayed bool) {
+// answers checks the answer to a call.
+func answers(t testing.TB, what string, sent *use.Sent, err error, n int, replayed bool) {
 	t.Helper()
 	noError(t, err)
 	if want := fmt.Sprint(canary, n); string(sent.Answer()) != want || sent.Replayed != replayed {
@@ -302,22 +304,22 @@ func forwardOnce(t *testing.T, s store.Store) {
 	b := new(branch)
 	for i := range 2 {
 		sent, err := v.Forward(ctx, token.ID, b.call("key", "a"), nil)
-		is(t, "repeated", sent, err, 1, i > 0)
+		answers(t, "repeated", sent, err, 1, i > 0)
 	}
 	sent, err := vaultOn(t, s, nil).Forward(ctx, token.ID, b.call("key", "a"), nil)
-	is(t, "repeated elsewhere", sent, err, 1, true)
+	answers(t, "repeated elsewhere", sent, err, 1, true)
 	fails(t, "another request", errorOf(v.Forward(ctx, token.ID, b.call("key", "b"), nil)), cardvault.ErrIdempotencyKeyReused)
 	fails(t, "another token", errorOf(v.Forward(ctx, second.ID, b.call("key", "a"), nil)), cardvault.ErrIdempotencyKeyReused)
 	b.called(t, 1)
 
 	sent, err = v.Forward(ctx, token.ID, b.call("", "a"), nil)
-	is(t, "without a key", sent, err, 2, false)
+	answers(t, "without a key", sent, err, 2, false)
 
 	failure := errors.New("connection lost")
-	b.fail = func(_ context.Context, n int) (*use.Sent, error) { return answered(n), failure }
+	b.fail = func(_ context.Context, n int) (*use.Sent, error) { return outcomeOf(n), failure }
 	fails(t, "an unknown outcome", errorOf(v.Forward(ctx, token.ID, b.call("unknown", "a"), nil)), failure)
 	sent, err = v.Forward(ctx, token.ID, b.call("unknown", "a"), nil)
-	is(t, "an unknown outcome, repeated", sent, err, 3, true)
+	answers(t, "an unknown outcome, repeated", sent, err, 3, true)
 	b.called(t, 3)
 }
 
@@ -338,12 +340,12 @@ func forwardUnsent(t *testing.T, s store.Store) {
 	leaving, leave := context.WithCancel(ctx)
 	b.fail = func(ctx context.Context, n int) (*use.Sent, error) {
 		leave()
-		return answered(n), ctx.Err()
+		return outcomeOf(n), ctx.Err()
 	}
 	sent, err := v.Forward(leaving, token.ID, b.call("key", "a"), nil)
-	is(t, "the caller leaves", sent, err, 4, false)
+	answers(t, "the caller leaves", sent, err, 4, false)
 	sent, err = v.Forward(ctx, token.ID, b.call("key", "a"), nil)
-	is(t, "the caller returns", sent, err, 4, true)
+	answers(t, "the caller returns", sent, err, 4, true)
 
 	_, err = v.Forward(leaving, token.ID, b.call("", "a"), nil)
 	fails(t, "without a key", err, context.Canceled)
@@ -357,10 +359,10 @@ func forwardDeleted(t *testing.T, s store.Store) {
 	must(v.Forward(ctx, token.ID, b.call("before", "a"), nil))(t)
 	b.fail = func(ctx context.Context, n int) (*use.Sent, error) {
 		noError(t, v.Delete(ctx, token.ID))
-		return answered(n), nil
+		return outcomeOf(n), nil
 	}
 	sent, err := v.Forward(ctx, token.ID, b.call("during", "a"), nil)
-	is(t, "deleted during the call", sent, err, 2, false)
+	answers(t, "deleted during the call", sent, err, 2, false)
 	for _, key := range []string{"before", "during", "after", ""} {
 		fails(t, "key "+key, errorOf(v.Forward(ctx, token.ID, b.call(key, "a"), nil)), cardvault.ErrNotFound)
 	}
@@ -414,9 +416,9 @@ func forwardNeeds(t *testing.T, s store.Store) {
 	n.refuse = &network.Error{Code: network.CodeDeclined}
 	fails(t, "no cryptogram", errorOf(v.Forward(ctx, token.ID, b.call("key", "a"), &examplePayment)), cardvault.ErrCryptogramDeclined)
 	n.refuse = nil
-	keyed := examplePayment
-	keyed.IdempotencyKey = "key"
-	refuses(t, "a payment with a key", errorOf(v.Forward(ctx, token.ID, b.call("key", "a"), &keyed)), "IdempotencyKey invalid_format")
+	bad := examplePayment
+	bad.IdempotencyKey = "key"
+	refuses(t, "a payment with a key", errorOf(v.Forward(ctx, token.ID, b.call("key", "a"), &bad)), "IdempotencyKey invalid_format")
 	b.called(t, 0)
 
 	send := func(number, code bool, r *cardvault.PaymentRequest, id uuid.UUID, check func(*card.Used, *receive.Credential)) {
