@@ -125,7 +125,7 @@ func newFailure(code network.Code, schemeCode string) *Failure {
 // ErrIdempotencyInProgress.
 func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (_ *PaymentData, err error) {
 	defer v.doing("request payment data", &err)
-	if err := v.checkPayment(ctx, r); err != nil {
+	if err := checkPayment(ctx, v, r); err != nil {
 		return nil, err
 	}
 
@@ -202,14 +202,14 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 
 	// A decline may be the first sign of a suspended or deleted network token.
 	if !p.Success && p.Failures[0].Code == network.CodeCryptogramDeclined {
-		v.lookSoon(ctx, h.card.ID)
+		lookSoon(ctx, v, h.card.ID)
 	}
 	return p, nil
 }
 
 // checkPayment returns a FieldError for each value that breaks a rule, an unknown merchant
 // among them.
-func (v *Vault) checkPayment(ctx context.Context, r PaymentRequest) error {
+func checkPayment(ctx context.Context, v *Vault, r PaymentRequest) error {
 	err := r.Check()
 	if r.Merchant == uuid.Nil {
 		return err
@@ -349,7 +349,7 @@ func encrypt(c *network.Cryptogram, secret *PaymentSecret) (string, error) {
 
 // lookSoon lets the background look up an active network token whose cryptogram
 // was declined: it may have been suspended or deleted.
-func (v *Vault) lookSoon(ctx context.Context, row uuid.UUID) {
+func lookSoon(ctx context.Context, v *Vault, row uuid.UUID) {
 	_, err := v.change(ctx, opNetworkToken, row, func(h *holding) (func(store.Tx) error, error) {
 		if h.token.NetworkTokenStatus == network.Active {
 			h.due = now()

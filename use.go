@@ -39,7 +39,7 @@ func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(co
 // Errors: those of Use and RequestPaymentData; [*DeclinedError].
 func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string, r PaymentRequest, f func(context.Context, *receive.Credential) error) (err error) {
 	defer v.doing("use credential", &err)
-	if err := errors.Join(v.opts.checkPurpose(purpose), v.checkPayment(ctx, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
+	if err := errors.Join(v.opts.checkPurpose(purpose), checkPayment(ctx, v, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
 		return err
 	}
 	get := func() (*receive.Credential, error) { return usage{v, id}.credential(ctx, &r) }
@@ -53,7 +53,7 @@ func (v *Vault) Forward(ctx context.Context, id uuid.UUID, c *use.Call, r *Payme
 	token := usage{v, id}
 	s := use.Source{Calls: v.calls, Rows: v.rows, Operation: opForward, Token: id, Kind: kindToken, Log: v.log, Card: token.open}
 	if r != nil {
-		if err := errors.Join(v.checkPayment(ctx, *r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
+		if err := errors.Join(checkPayment(ctx, v, *r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
 			return nil, err
 		}
 		s.Credential = func(ctx context.Context) (*receive.Credential, error) { return token.credential(ctx, r) }
