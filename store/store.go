@@ -312,3 +312,18 @@ type Counter interface {
 	// returns the same. It returns 0 while a change is under way, and does not wait.
 	Changes(kind Kind) uint64
 }
+
+// Patience bounds how long an Update with a context of [Patient] waits for company.
+const Patience = 10 * time.Millisecond
+
+type patientKey struct{}
+
+// Patient returns a context for Updates that no caller waits for, as those of background
+// work. A store that writes several Updates together may let them wait for others to join.
+// Then an Update that a caller waits for does not find the store busy with them alone.
+func Patient(ctx context.Context) context.Context {
+	return context.WithValue(ctx, patientKey{}, true)
+}
+
+// IsPatient reports whether ctx comes from [Patient].
+func IsPatient(ctx context.Context) bool { return ctx.Value(patientKey{}) != nil }

@@ -270,7 +270,7 @@ func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 			e.neglect.watch(patience, e.look)
 		}
 	}()
-	running, stop := context.WithCancel(ctx)
+	running, stop := context.WithCancel(store.Patient(ctx))
 	defer stop()
 
 	var group sync.WaitGroup

@@ -17,7 +17,7 @@ import (
 
 // Bounds of every queue.
 const (
-	Length     = 1024 // calls that wait; further callers wait for room
+	Length     = 1024 // calls that wait, and patient ones; further callers wait for room
 	GroupCalls = 256  // calls that share a transaction
 )
 
@@ -85,15 +85,23 @@ type Caller interface{ call() *Call }
 // A Queue holds the calls of a store until they are written.
 type Queue[C Caller] struct {
 	calls   chan C
+	patient chan C        // calls with a context of store.Patient
 	closing chan struct{} // closed by Close
 	stopped chan struct{} // closed when the writing goroutine has ended
 
-	again []C // owned by the writing goroutine; these come before calls
+	// The rest is owned by the writing goroutine.
+	again  []C         // these come before calls
+	hasty  bool        // a call that is not patient was fetched since the last group began
+	seen   time.Time   // when the last group with such a call had ended
+	resume *time.Timer // for patient calls without company
 }
 
 // New returns an empty queue.
 func New[C Caller]() *Queue[C] {
-	return &Queue[C]{calls: make(chan C, Length), closing: make(chan struct{}), stopped: make(chan struct{})}
+	return &Queue[C]{
+		calls: make(chan C, Length), patient: make(chan C, Length),
+		closing: make(chan struct{}), stopped: make(chan struct{}),
+	}
 }
 
 // Start starts the writing goroutine, which calls step until step returns false. If the
@@ -160,13 +168,17 @@ func (q *Queue[C]) add(ctx context.Context, each C) error {
 	default:
 	}
 
+	calls := q.calls
+	if store.IsPatient(ctx) {
+		calls = q.patient
+	}
 	select {
-	case q.calls <- each:
+	case calls <- each:
 		return nil
 	default:
 	}
 	select {
-	case q.calls <- each:
+	case calls <- each:
 		return nil
 	case <-q.closing:
 		return store.ErrClosed
@@ -207,23 +219,71 @@ func (q *Queue[C]) Next(group []C, wake <-chan time.Time) (next C, ok bool) {
 		default:
 		}
 		if len(group) == 0 {
-			select {
-			case <-q.closing:
-				return next, false
-			case <-wake:
-				return next, false
-			case next = <-q.calls:
-			}
+			next, ok = q.wait(wake)
 		} else {
-			select {
-			case next = <-q.calls:
-			default:
-				return next, false
-			}
+			next, ok = q.poll(len(group))
 		}
-		if next.call().state.CompareAndSwap(queued, started) {
+		if !ok || next.call().state.CompareAndSwap(queued, started) {
+			return next, ok
+		}
+	}
+}
+
+// wait returns the first call of a group. A patient call comes first only if no other call
+// was fetched for store.Patience.
+func (q *Queue[C]) wait(wake <-chan time.Time) (first C, ok bool) {
+	if q.hasty {
+		q.hasty, q.seen = false, time.Now()
+	}
+
+	patient, resume := q.patient, (<-chan time.Time)(nil)
+	if rest := store.Patience - time.Since(q.seen); rest > 0 {
+		if q.resume == nil {
+			q.resume = time.NewTimer(rest)
+		}
+		q.resume.Reset(rest)
+		patient, resume = nil, q.resume.C
+	}
+
+	for {
+		select {
+		case <-q.closing:
+			return first, false
+		case <-wake:
+			return first, false
+		case first = <-q.calls:
+			q.hasty = true
+			return first, true
+		case first = <-patient:
+			return first, true
+		case <-resume:
+			patient, resume = q.patient, nil
+		}
+	}
+}
+
+// poll returns a further call for a group of n, if one is ready. Every fourth is a patient
+// one, if both are.
+func (q *Queue[C]) poll(n int) (next C, ok bool) {
+	if n%4 == 3 {
+		select {
+		case next = <-q.patient:
 			return next, true
+		default:
 		}
+	}
+
+	select {
+	case next = <-q.calls:
+		q.hasty = true
+		return next, true
+	default:
+	}
+	select {
+	case next = <-q.patient:
+		return next, true
+	default:
+		return next, false
 	}
 }
 
@@ -232,7 +292,7 @@ func (q *Queue[C]) Next(group []C, wake <-chan time.Time) (next C, ok bool) {
 func (q *Queue[C]) Again(calls ...C) { q.again = append(calls, q.again...) }
 
 // Len returns how many calls are queued.
-func (q *Queue[C]) Len() int { return len(q.calls) }
+func (q *Queue[C]) Len() int { return len(q.calls) + len(q.patient) }
 
 // Closing is closed when the queue is being closed.
 func (q *Queue[C]) Closing() <-chan struct{} { return q.closing }

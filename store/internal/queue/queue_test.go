@@ -349,3 +349,60 @@ func TestWake(t *testing.T) {
 		}
 	})
 }
+
+// A patient call waits for others for store.Patience at most, and only where others were.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, ctx := start(t), t.Context()
+		takes := func(what string, ctx context.Context, want time.Duration) {
+			t.Helper()
+			began := time.Now()
+			if err := b.do(ctx, succeed); err != nil || time.Since(began) != want {
+				t.Errorf("%s takes %v, want %v (%v)", what, time.Since(began), want, err)
+			}
+		}
+		takes("a patient call in an idle queue", store.Patient(ctx), 0)
+		takes("another", store.Patient(ctx), 0)
+		takes("a call", ctx, 0)
+		takes("a patient call after it", store.Patient(ctx), store.Patience)
+		takes("the next", store.Patient(ctx), 0)
+
+		const soon = store.Patience / 3
+		takes("a call", ctx, 0)
+		go func() {
+			time.Sleep(soon)
+			takes("a call with company", ctx, 0)
+		}()
+		takes("a patient call before another", store.Patient(ctx), soon)
+
+		b.Close()
+		if want := []int{1, 1, 1, 1, 1, 1, 2}; !slices.Equal(b.groups, want) {
+			t.Errorf("groups of %v, want %v", b.groups, want)
+		}
+	})
+}
+
+// Patient calls get places in every group, however many others wait.
+func TestPatienceIsNotEndless(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, ctx := start(t), t.Context()
+		b.hold = make(chan struct{})
+		var group sync.WaitGroup
+		group.Go(func() { _ = b.do(ctx, succeed) })
+		synctest.Wait() // the first group is held
+
+		ran, patient := 0, 0 // by the writing goroutine
+		for range 3 * queue.GroupCalls {
+			group.Go(func() { _ = b.do(ctx, func() error { ran++; return nil }) })
+		}
+		for range 8 {
+			group.Go(func() { _ = b.do(store.Patient(ctx), func() error { patient = ran; return nil }) })
+		}
+		synctest.Wait()
+		close(b.hold)
+		group.Wait()
+		if patient >= queue.GroupCalls {
+			t.Errorf("the last of 8 patient calls ran after %d others", patient)
+		}
+	})
+}
