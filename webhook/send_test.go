@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/nametest"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -560,12 +561,12 @@ func TestUnreachable(t *testing.T) {
 	trusting := server.Client().Transport.(*http.Transport).TLSClientConfig
 	// The URL's host is verified, not the ServerName of the configuration.
 	trusting.ServerName = "example.com"
-	loopback, unknown := new(zone), new(zone)
-	loopback.set("127.0.0.1")
+	loopback, unknown := new(nametest.Zone), new(nametest.Zone)
+	loopback.Set("127.0.0.1")
 	for _, c := range []struct {
 		name, url, want string
 		tls             *tls.Config
-		names           *zone
+		names           *nametest.Zone
 	}{
 		{"no server", "http://" + nobody, "webhook: connect: connection refused", nil, unknown},
 		{"no server, TLS", "https://" + nobody, "webhook: connect: connection refused", nil, unknown},
@@ -578,7 +579,7 @@ func TestUnreachable(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := webhook.New(&webhook.Options{AllowPrivateTargets: true, TLS: c.tls})
 			defer s.Close()
-			webhook.Resolve(s, c.names.resolver())
+			webhook.Resolve(s, c.names.Resolver())
 			got, err := s.Send(t.Context(), delivery(c.url+"/?"+canary))
 			if c.want == "" {
 				if err != nil || got.StatusCode != 400 { // the answer of crypto/tls to plain HTTP

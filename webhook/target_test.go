@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/nametest"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
@@ -44,9 +45,9 @@ func TestHostileHosts(t *testing.T) {
 	port, count := listen(t)
 	s := webhook.New(nil)
 	t.Cleanup(s.Close)
-	names := new(zone)
-	names.set("127.0.0.1", "::1") // all names lead here
-	webhook.Resolve(s, names.resolver())
+	names := new(nametest.Zone)
+	names.Set("127.0.0.1", "::1") // all names lead here
+	webhook.Resolve(s, names.Resolver())
 	hosts := append(append([]string{}, here...), inside...)
 	if len(hosts) < 60 {
 		t.Fatalf("%d hosts", len(hosts))
@@ -108,10 +109,10 @@ func ends(t *testing.T, cidr string) []string {
 // is made.
 func TestHostileNames(t *testing.T) {
 	port, count := listen(t)
-	names := new(zone)
+	names := new(nametest.Zone)
 	s := webhook.New(nil)
 	t.Cleanup(s.Close)
-	webhook.Resolve(s, names.resolver())
+	webhook.Resolve(s, names.Resolver())
 	var passed atomic.Int64
 	webhook.Watch(s, func(string) bool { passed.Add(1); return true })
 	target := "https://hooks.shop.example:" + port + "/hook"
@@ -120,7 +121,7 @@ func TestHostileNames(t *testing.T) {
 	}
 	for _, cidr := range special {
 		for _, address := range ends(t, cidr) {
-			names.set(address)
+			names.Set(address)
 			_, err := s.Send(t.Context(), delivery(target))
 			if err == nil || err.Error() != "webhook: host is not at a public address" {
 				t.Errorf("%s: %v", address, err)
@@ -134,8 +135,8 @@ func TestHostileNames(t *testing.T) {
 	// The same way without the rules.
 	open := webhook.New(&webhook.Options{AllowPrivateTargets: true})
 	t.Cleanup(open.Close)
-	webhook.Resolve(open, names.resolver())
-	names.set("127.0.0.1")
+	webhook.Resolve(open, names.Resolver())
+	names.Set("127.0.0.1")
 	if _, err := open.Send(t.Context(), delivery(target)); err == nil || count() != 1 {
 		t.Errorf("%d connections, %v", count(), err)
 	}
@@ -143,10 +144,10 @@ func TestHostileNames(t *testing.T) {
 
 // Public addresses are connected to, including the neighbours of forbidden ranges.
 func TestPublicAddresses(t *testing.T) {
-	names := new(zone)
+	names := new(nametest.Zone)
 	s := webhook.New(nil)
 	t.Cleanup(s.Close)
-	webhook.Resolve(s, names.resolver())
+	webhook.Resolve(s, names.Resolver())
 	var to atomic.Value
 	webhook.Watch(s, func(address string) bool { to.Store(address); return false })
 	for _, address := range []string{
@@ -155,7 +156,7 @@ func TestPublicAddresses(t *testing.T) {
 		"192.169.0.0", "198.17.255.255", "198.20.0.0", "168.63.129.15", "168.63.129.17", "223.255.255.255",
 		"2000::1", "2001:200::1", "2606:4700:4700::1111", "2a00:1450:4001::1", "2003::1", "3ffe::1",
 	} {
-		names.set(address)
+		names.Set(address)
 		to.Store("")
 		if _, err := s.Send(t.Context(), delivery("https://hooks.shop.example/")); err == nil {
 			t.Error("there was an answer")
@@ -174,10 +175,10 @@ func TestPublicAddresses(t *testing.T) {
 // machine: only the addresses that were checked are dialed.
 func TestRebinding(t *testing.T) {
 	port, count := listen(t)
-	names := new(zone)
+	names := new(nametest.Zone)
 	s := webhook.New(nil)
 	t.Cleanup(s.Close)
-	webhook.Resolve(s, names.resolver())
+	webhook.Resolve(s, names.Resolver())
 	var to []string
 	webhook.Watch(s, func(address string) bool {
 		to = append(to, address)
@@ -188,7 +189,7 @@ func TestRebinding(t *testing.T) {
 		{"8.8.8.8"}, {"127.0.0.1"}, {"8.8.8.8", "127.0.0.1"}, {"127.0.0.1", "8.8.8.8"},
 		{"::1", "8.8.8.8"}, {"::1", "127.0.0.1"}, {"::ffff:127.0.0.1", "8.8.8.8"},
 	} {
-		names.set(addresses...)
+		names.Set(addresses...)
 		if got, err := s.Send(t.Context(), delivery(target)); err == nil {
 			t.Errorf("%v has answered %+v", addresses, got)
 		}
