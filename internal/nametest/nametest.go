@@ -62,6 +62,7 @@ func (z *Zone) answer(query []byte) []byte {
 		end += 1 + int(query[end])
 	}
 	end += 5
+
 	kind := binary.BigEndian.Uint16(query[end-4:])
 	a := append([]byte{query[0], query[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:end]...)
 	if len(z.addresses) == 0 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/idvtest"
@@ -23,6 +24,7 @@ import (
 	"github.com/cardvault/cardvault/internal/keyfile"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/internal/nametest"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/paymentdata"
@@ -189,6 +191,15 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[store.Record](),
 		reflect.TypeFor[boltstore.Options](),
 		reflect.TypeFor[boltstore.Store](),
+		reflect.TypeFor[forward.Answer](),
+		reflect.TypeFor[forward.CallOptions](),
+		reflect.TypeFor[forward.Credential](),
+		reflect.TypeFor[forward.Destination](),
+		reflect.TypeFor[forward.Forwarder](),
+		reflect.TypeFor[forward.Options](),
+		reflect.TypeFor[forward.Placeholders](),
+		reflect.TypeFor[forward.Request](),
+		reflect.TypeFor[nametest.Zone](),
 		reflect.TypeFor[memstore.Store](),
 		reflect.TypeFor[storetest.CodesHarness](),
 		reflect.TypeFor[storetest.Fault](),
@@ -297,6 +308,30 @@ var shown = map[string]string{
 	"cardvault.Event in JSON: card.Name.hidden":    "the JSON is the answer of REST; a log of the event itself hides it",
 	"cardvault.Page in JSON: card.Name.hidden":     "the JSON is the answer of REST; a log of the page itself hides it",
 	"cardvault.Delivery in JSON: card.Name.hidden": "the JSON is the answer of REST; a log of the delivery itself hides it",
+
+	"forward.Answer.Body":                          "masked",
+	"forward.Answer.Header":                        "masked",
+	"forward.CallOptions.IdempotencyKey":           "names a call, which only an authorized caller can repeat",
+	"forward.CallOptions.Marker":                   "a text of the caller for one request",
+	"forward.Destination.Methods":                  "named by the operator",
+	"forward.Destination.Name":                     "named by the operator",
+	"forward.Destination.URL":                      "named by the operator",
+	"forward.destination.prefix":                   "named by the operator",
+	"forward.Placeholders.AccountNumber":           "a placeholder",
+	"forward.Placeholders.CardholderName":          "a placeholder",
+	"forward.Placeholders.Cryptogram":              "a placeholder",
+	"forward.Placeholders.ECI":                     "a placeholder",
+	"forward.Placeholders.ExpiryMonth":             "a placeholder",
+	"forward.Placeholders.ExpiryYY":                "a placeholder",
+	"forward.Placeholders.ExpiryYear":              "a placeholder",
+	"forward.Placeholders.NetworkToken":            "a placeholder",
+	"forward.Placeholders.NetworkTokenExpiryMonth": "a placeholder",
+	"forward.Placeholders.NetworkTokenExpiryYear":  "a placeholder",
+	"forward.Placeholders.SecurityCode":            "a placeholder",
+	"forward.Request.Body":                         "the caller's own, with placeholders",
+	"forward.Request.Header":                       "the caller's own, with placeholders",
+	"forward.Request.Method":                       "the caller's own, with placeholders",
+	"forward.Request.URL":                          "the caller's own, with placeholders",
 
 	"cardvault.PaymentData.Encrypted": "encrypted for the merchant",
 

@@ -1,0 +1,233 @@
+package forward
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward/internal/exchange"
+	"github.com/cardvault/cardvault/forward/internal/redact"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/internal/use"
+	"github.com/google/uuid"
+)
+
+// An Answer is what the destination has answered, whatever the status, without card data.
+type Answer struct {
+	ID      uuid.UUID // of the forward; the same in a repetition
+	TokenID uuid.UUID
+
+	StatusCode int
+	Header     http.Header // without Set-Cookie and the headers of a connection and an encoding
+	Body       []byte      // decompressed; nil for an empty body
+
+	Truncated bool // the body is left out: too long, or in an encoding that cannot be searched
+	Redacted  bool // something is masked
+	Replayed  bool // the answer of an earlier call under the idempotency key
+	Duration  time.Duration
+}
+
+// dropped are the headers of an answer that the caller does not get.
+var dropped = append([]string{"Content-Encoding", "Content-Length", "Set-Cookie", "Set-Cookie2"}, notForwarded...)
+
+// read reads an answer and masks it.
+func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor) (*Answer, error) {
+	a := &Answer{ID: uuid.New(), StatusCode: resp.StatusCode, Header: http.Header{}}
+	listed := strings.FieldsFunc(strings.Join(resp.Header["Connection"], ","), func(c rune) bool { return c == ',' || c == ' ' })
+	for name, values := range resp.Header {
+		if slices.Contains(dropped, name) || slices.ContainsFunc(listed, func(s string) bool { return strings.EqualFold(s, name) }) {
+			continue
+		}
+		name = a.mask(r, name)
+		for _, value := range values {
+			a.Header[name] = append(a.Header[name], a.mask(r, value))
+		}
+	}
+
+	body, ok, err := readBody(resp, c.to.MaxAnswer)
+	switch {
+	case err != nil:
+		return nil, exchange.BodyError(ctx, err)
+	case !ok || !readable(resp.Header.Get("Content-Type"), body):
+		clear(body)
+		a.Truncated = true
+		return a, nil
+	case len(body) == 0:
+		return a, nil
+	}
+
+	masked, redacted := r.Text(body, isJSON(resp.Header.Get("Content-Type"), body))
+	if redacted {
+		clear(body)
+		a.Redacted = true
+	}
+	a.Body = masked
+	return a, nil
+}
+
+func (a *Answer) mask(r *redact.Redactor, text string) string {
+	masked, redacted := r.Text([]byte(text), false)
+	if !redacted {
+		return text
+	}
+	a.Redacted = true
+	return string(masked)
+}
+
+// readBody reads the body of an answer, decompressed. ok is false if it is longer than most
+// bytes, or in an encoding that was not asked for.
+func readBody(resp *http.Response, most int) (body []byte, ok bool, err error) {
+	from := io.Reader(resp.Body)
+	// Compressed text without end may come to nothing.
+	limited := &io.LimitedReader{R: resp.Body, N: int64(most) + 1}
+	switch strings.ToLower(strings.Join(resp.Header["Content-Encoding"], ",")) {
+	case "", "identity":
+	case "gzip", "x-gzip":
+		unzip, err := gzip.NewReader(limited)
+		if err == io.EOF {
+			return nil, true, nil // of HEAD, and with 204
+		}
+		if errors.Is(err, gzip.ErrHeader) {
+			return nil, false, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		from = unzip
+	default:
+		return nil, false, nil
+	}
+
+	room := 512
+	if n := resp.ContentLength; from == io.Reader(resp.Body) && n >= 0 && n <= int64(most) {
+		room = int(n) + bytes.MinRead
+	}
+	read := bytes.NewBuffer(make([]byte, 0, room))
+	_, err = read.ReadFrom(io.LimitReader(from, int64(most)+1))
+	switch {
+	case read.Len() > most || limited.N <= 0:
+		return read.Bytes(), false, nil
+	case errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader):
+		return read.Bytes(), false, nil
+	}
+	return read.Bytes(), err == nil, err
+}
+
+// readable reports whether a body is text in which card data can be found, or no text at all.
+func readable(mediaType string, body []byte) bool {
+	if bytes.HasPrefix(body, []byte{0x1f, 0x8b}) { // compressed once more
+		return false
+	}
+	_, parameters, err := mime.ParseMediaType(mediaType)
+	if err != nil {
+		return true
+	}
+	charset := strings.ToLower(parameters["charset"])
+	for _, known := range []string{"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-", "latin1", "windows-125", "utf-16"} {
+		if strings.HasPrefix(charset, known) {
+			return true
+		}
+	}
+	return charset == ""
+}
+
+// isJSON reports whether a body is JSON, or looks like it.
+func isJSON(mediaType string, body []byte) bool {
+	media, _, _ := mime.ParseMediaType(mediaType)
+	start := bytes.TrimLeft(body, " \t\r\n")
+	return media == "application/json" || strings.HasSuffix(media, "+json") || len(start) > 0 && (start[0] == '{' || start[0] == '[')
+}
+
+// The tags of an answer that is kept under an idempotency key.
+const (
+	tagID = iota + 1
+	tagStatus
+	tagName
+	tagValue // of the header named before
+	tagBody
+	tagTruncated
+	tagRedacted
+	tagDuration
+	tagFailed // in place of all others
+)
+
+// How a call has failed that is kept.
+const (
+	failedUnavailable = iota + 1
+	failedTimeout
+)
+
+// encode returns an answer as it is kept: without the body, and then without the headers, if
+// it has no room.
+func (a *Answer) encode() []byte {
+	b := tlv.Append(nil, tagID, a.ID[:])
+	b = tlv.AppendUint(b, tagStatus, uint64(a.StatusCode))
+	b = tlv.AppendBool(b, tagRedacted, a.Redacted)
+	b = tlv.AppendUint(b, tagDuration, uint64(a.Duration))
+
+	var head []byte
+	for name, values := range a.Header {
+		for _, value := range values {
+			head = tlv.Append(head, tagName, name)
+			head = tlv.Append(head, tagValue, value)
+		}
+	}
+	fits := func(n int) bool { return len(b)+n < use.MaxAnswer-16 }
+	if fits(len(head)) {
+		b = append(b, head...)
+	}
+	if fits(len(a.Body)) && !a.Truncated {
+		return tlv.Append(b, tagBody, a.Body)
+	}
+	return tlv.AppendBool(b, tagTruncated, true)
+}
+
+func encodeFailure(kind int) []byte { return tlv.AppendUint(nil, tagFailed, uint64(kind)) }
+
+// decodeAnswer returns a kept answer or failure.
+func decodeAnswer(kept []byte) (*Answer, error) {
+	a := &Answer{Header: http.Header{}}
+	name := ""
+	r := tlv.Read(kept)
+
+	for r.Next() {
+		switch r.Tag {
+		case tagID:
+			copy(a.ID[:], r.Value)
+		case tagStatus:
+			a.StatusCode = int(r.Uint())
+		case tagName:
+			name = string(r.Value)
+		case tagValue:
+			a.Header[name] = append(a.Header[name], string(r.Value))
+		case tagBody:
+			a.Body = bytes.Clone(r.Value)
+		case tagTruncated:
+			a.Truncated = r.Bool()
+		case tagRedacted:
+			a.Redacted = r.Bool()
+		case tagDuration:
+			a.Duration = time.Duration(r.Uint())
+		case tagFailed:
+			again := errors.New("the first call had no answer")
+			if r.Uint() == failedTimeout {
+				return nil, unknown(cardvault.ErrProviderTimeout, again)
+			}
+			return nil, unknown(cardvault.ErrProviderUnavailable, again)
+		}
+	}
+
+	if err := r.Err(); err != nil || a.StatusCode == 0 {
+		return nil, fmt.Errorf("%w: answer cannot be read", cardvault.ErrDamaged)
+	}
+	return a, nil
+}
