@@ -17,9 +17,20 @@ var inDocuments = map[string]setting{
 	"README.md: In a Go program": {
 		after: `if token.MaskedAccountNumber != "424242******4242" { t.Errorf("%v", token) }`,
 	},
-	"docs/embed.md: Store and read a card":    {output: `424242\*{6}4242\nVISA 2030`},
-	"docs/keys.md: Use a KMS":                 {compiled: "it lacks the client of a KMS"},
-	"docs/middleware.md: Client addresses":    {compiled: "it lacks a vault"},
+	"docs/embed.md: Store and read a card": {output: `424242\*{6}4242\nVISA 2030`},
+	"docs/forward.md: Pay in ten minutes":  {output: `200 \{"number":"424242\*{6}4242","month":"12","year":"2030","amount":1999\}`},
+	"docs/forward.md: With the provider's library": {
+		compiled:     "TestStripe of test/sdks makes the same calls",
+		module:       "test/sdks",
+		declarations: vault + `var f *forward.Forwarder; var key string; var month, year int64`,
+	},
+	"docs/forward.md: Destinations":        {compiled: "it names a provider that is not there", declarations: vault + `var shop uuid.UUID`},
+	"docs/keys.md: Use a KMS":              {compiled: "it lacks the client of a KMS"},
+	"docs/middleware.md: Client addresses": {compiled: "it lacks a vault"},
+	"docs/payments.md: Use a card in your program": {
+		compiled:     "it has a list of risky cards that is not there",
+		declarations: vault + `var lists interface{ Contains([]byte) bool }; var errRisky error`,
+	},
 	"docs/postgresql.md: Start":               {compiled: "it lacks servers; examples/cluster makes the same calls", module: "examples/cluster"},
 	"docs/serve.md: Serve over TLS":           {compiled: "it listens on port 443, under a certificate that it lacks"},
 	"docs/serve.md: Create the first API key": {output: `vk_live_\w+`},
@@ -52,6 +63,7 @@ const (
 // inComments holds the settings of comments.
 var inComments = map[string]setting{
 	"card/card.go: 1":                       {first: "var _ interface {\n", last: "} = card.PAN{}"},
+	"forward/forward.go: 1":                 {declarations: vault},
 	"httpapi/handler.go: 1":                 {declarations: vault},
 	"idvtest/idvtest.go: 1":                 {declarations: test + `var my3ds struct{ New func(any) idv.Provider }; var testSystem any`},
 	"internal/realtest/postgres.go: 1":      {module: "."},
@@ -82,6 +94,8 @@ var otherwise = map[string]string{
 	"examples/cluster/main.go: 2":          "usage",
 	"examples/cluster/orders/orders.go: 1": "a table",
 	"examples/migrate/main.go: 1":          "lines of a file",
+	"forward/forward.go: 2":                "placeholders",
+	"forward/forward.go: 3":                "placeholders",
 	"httpapi/cardentry/cardentry.go: 1":    "HTML: TestSnippets of test/browser",
 	"httpapi/cardentry/cardentry.go: 2":    "JavaScript: TestSnippets of test/browser",
 	"httpapi/cardentry/cardentry.go: 3":    "CSS: TestSnippets of test/browser",
