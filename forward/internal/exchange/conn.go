@@ -185,12 +185,17 @@ func put[T string | []byte](w *writer, text T) {
 	}
 }
 
+// flush empties the buffer, which the connection erases.
 func (w *writer) flush() {
-	if w.used > 0 && w.err == nil {
+	switch {
+	case w.used == 0:
+		return
+	case w.err == nil:
 		w.written = true
 		_, w.err = w.Write(w.buffer[:w.used])
+	default:
+		clear(w.buffer[:w.used])
 	}
-	clear(w.buffer[:w.used])
 	w.used = 0
 }
 

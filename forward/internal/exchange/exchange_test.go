@@ -268,6 +268,23 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
+// TestEndedConnection: an idle connection that has ended and is not dropped yet is not used.
+func TestEndedConnection(t *testing.T) {
+	client, connections := peer(t, func(conn net.Conn, in *bufio.Reader) {
+		take(in)
+		_, _ = io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+	})
+	near, far := net.Pipe()
+	_ = far.Close()
+	ended := newConnection(near)
+	ended.woken = make(chan bool, 1)
+	ended.woken <- false
+	client.idle = []*connection{ended}
+	if status, _, err := send(t, client, request("x")); status != 204 || err != nil || connections.Load() != 1 {
+		t.Errorf("status is %d, %v, after %d connections", status, err, connections.Load())
+	}
+}
+
 func idle(c *Client) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
