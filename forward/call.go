@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/use"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
@@ -187,13 +188,11 @@ const maxCredential = 8 << 10
 func (c *call) addCredentials(ctx context.Context, v *template.Values) (err error) {
 	v.Credentials = map[string][]byte{}
 	for _, name := range c.credentials {
-		if c.to.Credential == nil {
-			return &cardvault.FieldError{Field: "Header", Code: "unknown_placeholder", Message: "has a credential that the destination does not have"}
-		}
-
 		var given Credential
-		err := guarded("Credential", func() (err error) {
-			given, err = c.to.Credential(ctx, c.account, name)
+		err := guarded("Destination.Credential", func() (err error) {
+			if c.to.Credential != nil {
+				given, err = c.to.Credential(ctx, c.account, name)
+			}
 			return err
 		})
 
@@ -201,6 +200,8 @@ func (c *call) addCredentials(ctx context.Context, v *template.Values) (err erro
 		switch {
 		case err != nil:
 			return err
+		case given.IsZero():
+			return &cardvault.FieldError{Field: "Header", Code: invalid.UnknownPlaceholder, Message: "has a credential that the destination does not have"}
 		case len(text) < redact.MinSecret || len(text) > maxCredential || bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }):
 			return errors.New("forward: a credential must be 8 to 8192 printable ASCII characters")
 		}

@@ -44,8 +44,9 @@ type Destination struct {
 	Sign func(r *http.Request, body []byte) error
 
 	// Credential returns a credential of the operator for an account, which
-	// {{ destination.NAME }} in a header stands for. If nil, no name is known. Its error
-	// ends the forward before anything is sent.
+	// {{ destination.NAME }} in a header stands for. A zero Credential
+	// says that the name is not known. If nil, none is. Its error ends the forward before
+	// anything is sent.
 	Credential func(ctx context.Context, account uuid.UUID, name string) (Credential, error)
 
 	// Certificate is shown to the destination if it asks for one.
@@ -85,8 +86,8 @@ type destination struct {
 	client *exchange.Client
 }
 
-// newDestination checks a destination. loopback allows plain http, and loopback addresses.
-func newDestination(d Destination, loopback bool) (*destination, error) {
+// newDestination checks a destination.
+func newDestination(d Destination, opts *Options) (*destination, error) {
 	if d.Name == "" || rule.Slug(d.Name) != nil {
 		return nil, errors.New("forward: Destination.Name must be 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
 	}
@@ -98,7 +99,7 @@ func newDestination(d Destination, loopback bool) (*destination, error) {
 		return nil, fail("URL " + err.Error())
 	case u.RawQuery != "" || u.ForceQuery:
 		return nil, fail("URL must not have a query")
-	case u.Scheme == schemeHTTP && !(loopback && isLoopback(u.Hostname())):
+	case u.Scheme == schemeHTTP && !(opts.AllowLoopback && isLoopback(u.Hostname())):
 		return nil, fail("URL must be https, or http on a loopback host with Options.AllowLoopback")
 	case d.Timeout < 0 || d.Timeout > maxTimeout:
 		return nil, fail("Timeout must be at most 2 minutes")
@@ -125,14 +126,18 @@ func newDestination(d Destination, loopback bool) (*destination, error) {
 	}
 
 	dialer := &net.Dialer{KeepAlive: keepAlive, Control: egress.Control}
-	if loopback {
+	if opts.AllowLoopback {
 		dialer.Control = egress.ControlLoopback
+	}
+	dial := exchange.Dial(dialer.DialContext)
+	if opts.Dial != nil {
+		dial = opts.Dial
 	}
 	config := &tls.Config{RootCAs: d.Roots, MinVersion: tls.VersionTLS12}
 	if d.Certificate != nil {
 		config.Certificates = []tls.Certificate{*d.Certificate}
 	}
-	client := exchange.New(exchange.Config{Origin: u, TLS: config, Dialer: dialer, HTTP2: d.HTTP2})
+	client := exchange.New(exchange.Config{Origin: u, TLS: config, Dial: dial, HTTP2: d.HTTP2})
 	return &destination{d, u, strings.TrimSuffix(u.Path, "/"), dialer, client}, nil
 }
 

@@ -63,8 +63,10 @@
 package forward
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -104,6 +106,11 @@ type Options struct {
 	// AllowLoopback lets destinations be on loopback addresses, also with http. It is for
 	// sandbox vaults alone.
 	AllowLoopback bool
+
+	// Dial makes connections in place of the forwarder's own, such as through an egress
+	// proxy, or in memory for a test. TLS is made above them. Which addresses it connects to
+	// is then its own to guard.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // hidden is embedded under this name, so that other packages cannot name the field.
@@ -129,14 +136,16 @@ func New(v *cardvault.Vault, destinations []Destination, opts *Options) (*Forwar
 	if v == nil {
 		return nil, errors.New("forward: no vault")
 	}
-	loopback := opts != nil && opts.AllowLoopback
-	if loopback && v.Mode() != cardvault.Sandbox {
+	if opts == nil {
+		opts = new(Options)
+	}
+	if opts.AllowLoopback && v.Mode() != cardvault.Sandbox {
 		return nil, fmt.Errorf("%w: forward.Options.AllowLoopback is for sandboxes", cardvault.ErrWrongMode)
 	}
 
 	f := &Forwarder{vault: v}
 	for i := range destinations {
-		d, err := newDestination(destinations[i], loopback)
+		d, err := newDestination(destinations[i], opts)
 		if err != nil {
 			return nil, err
 		}

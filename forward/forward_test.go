@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -430,7 +431,12 @@ func TestCredential(t *testing.T) {
 	if _, err := l.Do(t.Context(), l.token, r, nil); err == nil || !strings.Contains(err.Error(), "key manager") {
 		t.Errorf("error is %v", err)
 	}
-	fail, given = nil, forward.NewCredential([]byte("a\r\nHost: b"))
+	fail, given = nil, forward.Credential{}
+	_, err = l.Do(t.Context(), l.token, r, nil)
+	if got := codeOf(t, err, "Header"); got != invalid.UnknownPlaceholder {
+		t.Errorf("unknown credential: %s", got)
+	}
+	given = forward.NewCredential([]byte("a\r\nHost: b"))
 	if _, err := l.Do(t.Context(), l.token, r, nil); err == nil {
 		t.Error("a credential with a line break is sent")
 	}
@@ -552,3 +558,39 @@ func (endless) Read(p []byte) (int, error) { return len(p), nil }
 type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, errors.New("no more") }
+
+// TestDial: connections come from Dial, and TLS is above them.
+func TestDial(t *testing.T) {
+	v := vaulttest.New(t)
+	token, err := v.Import(t.Context(), testCard(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var to string
+	near, far := net.Pipe()
+	f, err := forward.New(v, []forward.Destination{{Name: "psp", URL: "https://psp.example"}}, &forward.Options{
+		Dial: func(_ context.Context, _, address string) (net.Conn, error) {
+			to = address
+			return near, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+
+	hello := make(chan byte, 1)
+	go func() {
+		var first [1]byte
+		_, _ = io.ReadFull(far, first[:])
+		hello <- first[0]
+		_ = far.Close()
+	}()
+	_, err = f.Do(t.Context(), token.ID, &forward.Request{Method: "POST", URL: "https://psp.example/x"}, nil)
+	if !is(err, cardvault.ErrProviderUnavailable) || is(err, forward.ErrOutcomeUnknown) || to != "psp.example:443" {
+		t.Errorf("dials %s: %v", to, err)
+	}
+	if b := <-hello; b != 22 { // a record of a handshake: RFC 8446, section 5.1
+		t.Errorf("the first byte is %d", b)
+	}
+}

@@ -111,7 +111,7 @@ func (c *Client) drop(conn *connection) bool {
 
 // connect makes a connection. Nothing is written to it above TLS.
 func (c *Client) connect(ctx context.Context) (*connection, error) {
-	plain, err := c.dialer.DialContext(ctx, "tcp", c.address)
+	plain, err := c.dial(ctx, "tcp", c.address)
 	if err != nil {
 		return nil, egress.DialError(err)
 	}

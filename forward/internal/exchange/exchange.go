@@ -23,16 +23,19 @@ import (
 type Config struct {
 	Origin *url.URL    // scheme and host
 	TLS    *tls.Config // cloned
-	Dialer *net.Dialer // checks the address
+	Dial   Dial        // checks the address
 	HTTP2  bool        // and nothing else
 }
+
+// A Dial makes a connection, without TLS.
+type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // A Client sends requests to its origin. Its methods may be called concurrently.
 type Client struct {
 	address string // host and port
 	host    string // as the header has it
 	tls     *tls.Config
-	dialer  *net.Dialer
+	dial    Dial
 	http2   *http.Transport // nil for HTTP/1.1
 
 	mu     sync.Mutex
@@ -56,7 +59,7 @@ func New(c Config) *Client {
 	client := &Client{
 		address: net.JoinHostPort(c.Origin.Hostname(), port),
 		host:    c.Origin.Host,
-		dialer:  c.Dialer,
+		dial:    c.Dial,
 	}
 
 	if c.Origin.Scheme == "https" {

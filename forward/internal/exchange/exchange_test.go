@@ -32,7 +32,7 @@ func open(t testing.TB, server *httptest.Server, http2 bool) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := New(Config{Origin: u, TLS: &tls.Config{InsecureSkipVerify: true}, Dialer: &net.Dialer{}, HTTP2: http2})
+	c := New(Config{Origin: u, TLS: &tls.Config{InsecureSkipVerify: true}, Dial: new(net.Dialer).DialContext, HTTP2: http2})
 	t.Cleanup(c.Close)
 	return c
 }
@@ -126,7 +126,7 @@ func peer(t testing.TB, serve func(c net.Conn, in *bufio.Reader)) (*Client, *ato
 			})
 		}
 	})
-	c := New(Config{Origin: &url.URL{Scheme: "http", Host: listener.Addr().String()}, Dialer: &net.Dialer{}})
+	c := New(Config{Origin: &url.URL{Scheme: "http", Host: listener.Addr().String()}, Dial: new(net.Dialer).DialContext})
 	t.Cleanup(func() {
 		c.Close()
 		if err := listener.Close(); err != nil {
@@ -191,7 +191,7 @@ func TestCut(t *testing.T) {
 	}
 
 	t.Run("no connection", func(t *testing.T) {
-		client := New(Config{Origin: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Dialer: &net.Dialer{}})
+		client := New(Config{Origin: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Dial: new(net.Dialer).DialContext})
 		_, _, err := send(t, client, request("x"))
 		if f, ok := errors.AsType[*Failure](err); !ok || f.Written {
 			t.Errorf("error is %#v", err)
@@ -200,7 +200,7 @@ func TestCut(t *testing.T) {
 	t.Run("no TLS", func(t *testing.T) {
 		client, _ := peer(t, func(c net.Conn, in *bufio.Reader) { _, _ = io.WriteString(c, "HTTP/1.1 400 Bad\r\n\r\n") })
 		u := &url.URL{Scheme: "https", Host: client.host}
-		client = New(Config{Origin: u, TLS: &tls.Config{}, Dialer: &net.Dialer{}})
+		client = New(Config{Origin: u, TLS: &tls.Config{}, Dial: new(net.Dialer).DialContext})
 		_, _, err := send(t, client, request("x"))
 		if f, ok := errors.AsType[*Failure](err); !ok || f.Written {
 			t.Errorf("error is %#v", err)
@@ -296,7 +296,7 @@ func TestDeadline(t *testing.T) {
 	for name, answer := range map[string]string{"silent": "", "drips": "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := New(Config{Origin: &url.URL{Scheme: "http", Host: "psp.example"}, Dialer: &net.Dialer{}})
+				client := New(Config{Origin: &url.URL{Scheme: "http", Host: "psp.example"}, Dial: new(net.Dialer).DialContext})
 				near, far := net.Pipe()
 				client.idle = []*connection{newConnection(near)}
 				client.idle[0].woken = make(chan bool, 1)

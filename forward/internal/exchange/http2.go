@@ -22,7 +22,7 @@ func (c *Client) newHTTP2() *http.Transport {
 
 	return &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			plain, err := c.dialer.DialContext(ctx, "tcp", c.address)
+			plain, err := c.dial(ctx, "tcp", c.address)
 			if err != nil {
 				return nil, egress.DialError(err)
 			}
