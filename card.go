@@ -9,7 +9,6 @@ import (
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/iin"
-	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/invalid"
 )
@@ -50,24 +49,13 @@ const (
 	maxText          = rule.MaxText // characters of names, references and labels
 )
 
-// check returns a FieldError for each rule that c breaks.
-func (c *Card) check(allowNonLuhn bool) (errs []error) {
-	if err := checkPAN(hiding.Of(c.PAN), allowNonLuhn); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, checkExpiry(c.Expiry)...)
+// check returns a FieldError for each rule that c breaks, among nils.
+func (c *Card) check(allowNonLuhn bool) []error {
+	errs := append([]error{checkPAN(hiding.Of(c.PAN), allowNonLuhn)}, checkExpiry(c.Expiry)...)
 	if !c.SecurityCode.IsZero() {
-		if err := checkSecurityCode(c.SecurityCode); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, checkSecurityCode(c.SecurityCode))
 	}
-	if err := checkName("Name", c.Name); err != nil {
-		errs = append(errs, err)
-	}
-	if err := checkContact(c.Contact); err != nil {
-		errs = append(errs, err)
-	}
-	return errs
+	return append(errs, checkName("Name", c.Name), broken("Contact", claims.Contact(hiding.Of(c.Contact))))
 }
 
 // checkEntered adds to the rules of an Import that the card is valid now.
@@ -121,33 +109,13 @@ func checkName(field string, n card.Name) error {
 	if n.IsZero() {
 		return nil
 	}
-	text := hiding.Of(n)
-	if err := checkText(field, text); err != nil {
-		return err
-	}
-	if leak.LooksLikePAN(text) {
-		return &FieldError{field, invalid.LooksLikePAN, "must not contain a card number"}
-	}
-	return nil
+	return broken(field, claims.Text(hiding.Of(n)))
 }
 
 // checkText applies the rules of free text to a text that is present.
 func checkText(field string, text []byte) error { return broken(field, rule.Text(text)) }
 
 func required(field string) error { return broken(field, rule.Required()) }
-
-func checkContact(c card.Contact) error {
-	const field = "Contact"
-	switch object := hiding.Of(c); {
-	case len(object) == 0:
-		return nil
-	case len(object) > claims.MaxContact:
-		return &FieldError{field, invalid.TooLong, fmt.Sprintf("must have at most %d bytes", claims.MaxContact)}
-	case !claims.CheckContact(object):
-		return &FieldError{field, invalid.Format, "must be an object of texts: email and billing_address_…"}
-	}
-	return nil
-}
 
 func checkSecurityCode(c card.SecurityCode) error {
 	const field = "SecurityCode"

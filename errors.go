@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cardvault/cardvault/internal/layers"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/invalid"
@@ -185,7 +186,7 @@ func (e *FieldError) Error() string {
 
 // FieldErrors returns every FieldError in the tree of err, in order.
 // A call that is given several bad values reports all of them.
-func FieldErrors(err error) []*FieldError { return treeOf[*FieldError](err) }
+func FieldErrors(err error) []*FieldError { return layers.Errors[*FieldError](err) }
 
 // A DamagedRecord names a stored record that differs from the record written.
 type DamagedRecord struct {
@@ -200,28 +201,10 @@ type DamagedRecord struct {
 // Damaged returns every record that err names as damaged, in order. Its errors wrap
 // [ErrDamaged]. A list returns at most one for each item of the page.
 func Damaged(err error) (records []DamagedRecord) {
-	for _, d := range treeOf[*ledger.Damage](err) {
+	for _, d := range layers.Errors[*ledger.Damage](err) {
 		records = append(records, DamagedRecord{d.Kind, d.ID})
 	}
 	return records
-}
-
-// treeOf returns every E in the tree of err, in order, without those inside another.
-func treeOf[E error](err error) []E {
-	switch e := err.(type) {
-	case nil:
-		return nil
-	case E:
-		return []E{e}
-	case interface{ Unwrap() []error }:
-		var found []E
-		for _, err := range e.Unwrap() {
-			found = append(found, treeOf[E](err)...)
-		}
-		return found
-	default:
-		return treeOf[E](errors.Unwrap(err))
-	}
 }
 
 // A callError says what a call was doing when it failed.

@@ -6,29 +6,58 @@ import (
 	"github.com/cardvault/cardvault/internal/wire"
 )
 
-// The JSON of these types equals the REST API's, byte for byte, and UnmarshalJSON
-// restores every field that has a tag from it. So a token's JSON has the name of the
-// cardholder and, unlike an event, the fingerprint. An object with more than 1,000 members, known or not, or a
-// list with more items is an error. json.Marshal also escapes <, > and &; an Encoder with
-// SetEscapeHTML(false) does not.
+// The JSON of these types equals the REST API's, byte for byte, and UnmarshalJSON restores
+// every field that has a tag from it. An object with more than 1,000 members, known or not,
+// or a list with more items is an error. json.Marshal also escapes <, > and &; an Encoder
+// with SetEscapeHTML(false) does not.
 
-func (t Token) MarshalJSON() ([]byte, error)          { return wire.Append(nil, &t), nil }
-func (r Reason) MarshalJSON() ([]byte, error)         { return wire.Append(nil, &r), nil }
-func (p PaymentData) MarshalJSON() ([]byte, error)    { return wire.Append(nil, &p), nil }
-func (f Failure) MarshalJSON() ([]byte, error)        { return wire.Append(nil, &f), nil }
-func (e Event) MarshalJSON() ([]byte, error)          { return wire.Append(nil, &e), nil }
-func (w Webhook) MarshalJSON() ([]byte, error)        { return wire.Append(nil, &w), nil }
+// MarshalJSON writes a token as REST answers with it: with cardholder name and fingerprint.
+func (t Token) MarshalJSON() ([]byte, error) { return wire.Append(nil, &t), nil }
+
+// MarshalJSON writes a reason as it is in a token.
+func (r Reason) MarshalJSON() ([]byte, error) { return wire.Append(nil, &r), nil }
+
+// MarshalJSON writes payment data as REST answers with them.
+func (p PaymentData) MarshalJSON() ([]byte, error) { return wire.Append(nil, &p), nil }
+
+// MarshalJSON writes a failure as it is in payment data.
+func (f Failure) MarshalJSON() ([]byte, error) { return wire.Append(nil, &f), nil }
+
+// MarshalJSON writes an event as webhooks receive it: with cardholder name, no fingerprint.
+func (e Event) MarshalJSON() ([]byte, error) { return wire.Append(nil, &e), nil }
+
+// MarshalJSON writes a webhook as REST lists it: without its secrets.
+func (w Webhook) MarshalJSON() ([]byte, error) { return wire.Append(nil, &w), nil }
+
+// MarshalJSON writes a delivery as REST lists it.
 func (d DeliveryRecord) MarshalJSON() ([]byte, error) { return wire.Append(nil, &d), nil }
-func (k APIKey) MarshalJSON() ([]byte, error)         { return wire.Append(nil, &k), nil }
 
-func (t *Token) UnmarshalJSON(data []byte) error          { return wire.Read("token", data, t) }
-func (r *Reason) UnmarshalJSON(data []byte) error         { return wire.Read("reason", data, r) }
-func (p *PaymentData) UnmarshalJSON(data []byte) error    { return wire.Read("payment data", data, p) }
-func (f *Failure) UnmarshalJSON(data []byte) error        { return wire.Read("failure", data, f) }
-func (e *Event) UnmarshalJSON(data []byte) error          { return wire.Read("event", data, e) }
-func (w *Webhook) UnmarshalJSON(data []byte) error        { return wire.Read("webhook", data, w) }
+// MarshalJSON writes an API key as REST lists it: without its text.
+func (k APIKey) MarshalJSON() ([]byte, error) { return wire.Append(nil, &k), nil }
+
+// UnmarshalJSON reads a token as MarshalJSON writes it.
+func (t *Token) UnmarshalJSON(data []byte) error { return wire.Read("token", data, t) }
+
+// UnmarshalJSON reads a reason as MarshalJSON writes it.
+func (r *Reason) UnmarshalJSON(data []byte) error { return wire.Read("reason", data, r) }
+
+// UnmarshalJSON reads payment data as MarshalJSON writes it.
+func (p *PaymentData) UnmarshalJSON(data []byte) error { return wire.Read("payment data", data, p) }
+
+// UnmarshalJSON reads a failure as MarshalJSON writes it.
+func (f *Failure) UnmarshalJSON(data []byte) error { return wire.Read("failure", data, f) }
+
+// UnmarshalJSON reads an event as MarshalJSON writes it.
+func (e *Event) UnmarshalJSON(data []byte) error { return wire.Read("event", data, e) }
+
+// UnmarshalJSON reads a webhook as MarshalJSON writes it.
+func (w *Webhook) UnmarshalJSON(data []byte) error { return wire.Read("webhook", data, w) }
+
+// UnmarshalJSON reads a delivery as MarshalJSON writes it.
 func (d *DeliveryRecord) UnmarshalJSON(data []byte) error { return wire.Read("delivery", data, d) }
-func (k *APIKey) UnmarshalJSON(data []byte) error         { return wire.Read("API key", data, k) }
+
+// UnmarshalJSON reads an API key as MarshalJSON writes it.
+func (k *APIKey) UnmarshalJSON(data []byte) error { return wire.Read("API key", data, k) }
 
 // MarshalJSON returns the answer of REST for the page, with the ids of damaged records.
 func (p Page[T]) MarshalJSON() ([]byte, error) {
@@ -36,6 +65,7 @@ func (p Page[T]) MarshalJSON() ([]byte, error) {
 		Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}), nil
 }
 
+// UnmarshalJSON reads a page as MarshalJSON writes it.
 func (p *Page[T]) UnmarshalJSON(data []byte) error {
 	var w wire.Page[T]
 	err := wire.Read("page", data, &w)

@@ -25,7 +25,7 @@ func TestNeglect(t *testing.T) {
 		want int
 	}{
 		"nobody":             {func(*lab) {}, 1},
-		"Drain":              {func(l *lab) { l.drain() }, 0},
+		"Drain, once":        {func(l *lab) { l.drain() }, 1},
 		"Run":                {func(l *lab) { goRun(l, l.Vault) }, 0},
 		"Run, elsewhere":     {func(l *lab) { goRun(l, l.open()) }, 0},
 		"Run, after a while": {func(l *lab) { time.Sleep(50 * time.Second); goRun(l, l.Vault) }, 0},
@@ -48,6 +48,40 @@ func TestNeglect(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNeglectAfterDrain: work that is overdue a minute after the last Drain causes a warning.
+func TestNeglectAfterDrain(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		warned := func(want int, when string) {
+			l.Helper()
+			synctest.Wait()
+			if got := strings.Count(l.log.text(), "work is overdue"); got != want {
+				l.Errorf("%s: %d warnings, want %d", when, got, want)
+			}
+		}
+		for range 10 {
+			l.imports(visa)
+			time.Sleep(50 * time.Second)
+			l.drain()
+		}
+		warned(0, "with a Drain in each minute")
+
+		l.imports(visa)
+		time.Sleep(50 * time.Second)
+		warned(0, "before a minute has passed")
+		time.Sleep(time.Minute)
+		warned(1, "after the last Drain")
+
+		for range 5 {
+			l.drain()
+			l.imports(visa)
+			time.Sleep(2 * time.Minute)
+		}
+		warned(1, "within the hour")
+		time.Sleep(time.Hour)
+		warned(2, "an hour later")
+	})
 }
 
 // TestNeglectAgain: the warning is repeated while the work is not done, even after a Run has

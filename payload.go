@@ -48,10 +48,11 @@ func (o *Options) refuses(c Card, refresh bool) Refusal {
 	return ""
 }
 
-// readClaims reads a card or, for a refresh, a security code.
-func readClaims(text []byte, refresh bool) (c Card, ok bool) {
-	read, ok := claims.Read(text, refresh)
-	c = Card{
+// readClaims reads a card or, for a refresh, a security code. The error names the claim that
+// is wrong, which only the sender of the payload has written.
+func readClaims(text []byte, refresh bool) (Card, error) {
+	read, wrong := claims.Read(text, refresh)
+	c := Card{
 		PAN:          card.NewPAN(read.Number()),
 		Expiry:       card.Expiry{Month: read.Month, Year: read.Year},
 		SecurityCode: card.NewSecurityCode(read.SecurityCode()),
@@ -59,14 +60,13 @@ func readClaims(text []byte, refresh bool) (c Card, ok bool) {
 		Contact:      card.NewContact(read.Contact()),
 	}
 	clear(read.Contact())
-	return c, ok && checkName("Name", c.Name) == nil
+	if wrong != "" {
+		return c, &FieldError{payloadField, invalid.Format, "must hold the claims of the action: " + wrong}
+	}
+	return c, nil
 }
 
 const payloadField = "Payload"
-
-func lacksClaims() error {
-	return &FieldError{payloadField, invalid.Format, "must hold the claims of the action, of their types"}
-}
 
 // openPayload decrypts a payload for a session of this account, and returns its claims and
 // the record that notes its use, if that is not noted yet.

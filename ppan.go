@@ -87,7 +87,7 @@ func (o *Options) maySendFor(a *Account, somebody ProviderAccount) bool {
 }
 
 // PPANEnabled reports whether the vault has a provider: [Options.PPAN].
-func (v *Vault) PPANEnabled() bool { return v.opts.PPAN != nil }
+func (v *Vault) PPANEnabled() bool { return optionsOf(v).PPAN != nil }
 
 // checkPPANAccount returns a FieldError for each value that breaks a rule.
 func checkPPANAccount(a *ppan.Account) error {

@@ -383,15 +383,14 @@ func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byt
 // store.ErrConflict if the session, or the use of the payload, has changed.
 func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Record) (*Session, error) {
 	refresh := s.refresh != uuid.Nil
-	c, ok := readClaims(claims, refresh)
+	c, err := readClaims(claims, refresh)
 	defer c.Wipe()
-	if !ok {
-		return nil, s.vault.refusePayload(ctx, used, lacksClaims())
+	if err != nil {
+		return nil, s.vault.refusePayload(ctx, used, err)
 	}
 
 	reason := s.vault.opts.refuses(c, refresh)
 	if reason == "" {
-		var err error
 		if refresh {
 			_, err = s.refreshCode(ctx, c.SecurityCode, used...)
 		} else {

@@ -342,8 +342,16 @@ func (v *Vault) In(account uuid.UUID) *Vault {
 // whole returns a handle on what belongs to no account.
 func (v *Vault) whole() *Vault { return v.In(uuid.Nil) }
 
-// Mode returns the mode of the vault.
-func (v *Vault) Mode() Mode { return v.opts.Mode }
+// Mode returns the mode of the vault, Live if it was not opened.
+func (v *Vault) Mode() Mode { return optionsOf(v).Mode }
+
+// optionsOf returns the options of a vault, none if it was not opened.
+func optionsOf(v *Vault) *Options {
+	if v == nil || v.core == nil {
+		return new(Options)
+	}
+	return &v.opts
+}
 
 // Close makes later calls return ErrClosed. It ends Run, and closes what Open
 // opened, which waits for running calls. Closing again returns nil.

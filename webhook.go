@@ -138,7 +138,7 @@ type WebhookUpdate struct {
 var errNoSender = notEnabled("Options.Webhooks is nil")
 
 // Sender returns [Options.Webhooks], which may be nil.
-func (v *Vault) Sender() Sender { return v.opts.Webhooks }
+func (v *Vault) Sender() Sender { return optionsOf(v).Webhooks }
 
 // CreateWebhook registers an endpoint and returns it with its signing secret, which is
 // shown only here. It receives the events that happen from now on. opts may be nil.

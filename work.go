@@ -83,8 +83,8 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 	return v.jobs.Run(ctx)
 }
 
-// Drain does the background work that is due and returns. It receives no
-// notices, and tries nothing twice that fails.
+// Drain does the background work that is due and returns. It receives no notices, and tries
+// nothing twice that fails. Call it each minute, or the vault warns of overdue work.
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing("drain", &err)
 	return v.jobs.Drain(ctx)

@@ -8,17 +8,18 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-// TestZeroVault: a Vault that was not opened returns errors.
+// TestZeroVault: a Vault that was not opened returns errors, and panics nowhere.
 func TestZeroVault(t *testing.T) {
 	background, fails := reflect.ValueOf(context.Background()), reflect.TypeFor[error]()
 	for _, v := range []*cardvault.Vault{nil, {}} {
 		for i := range reflect.TypeOf(v).NumMethod() {
 			name, call := reflect.TypeOf(v).Method(i).Name, reflect.ValueOf(v).Method(i)
-			typ := call.Type()
-			iterates := typ.NumOut() == 1 && typ.Out(0).Kind() == reflect.Func
-			if !iterates && (typ.NumOut() == 0 || typ.Out(typ.NumOut()-1) != fails) {
+			if name == "ExhaustSeals" { // of the tests
 				continue
 			}
+			typ := call.Type()
+			iterates := typ.NumOut() == 1 && typ.Out(0).Kind() == reflect.Func
+			canFail := iterates || typ.NumOut() > 0 && typ.Out(typ.NumOut()-1) == fails
 
 			args := []reflect.Value{}
 			for n := range typ.NumIn() {
@@ -37,7 +38,7 @@ func TestZeroVault(t *testing.T) {
 				})})
 				out = yielded
 			}
-			if len(out) == 0 || out[len(out)-1].IsNil() {
+			if canFail && (len(out) == 0 || out[len(out)-1].IsNil()) {
 				t.Errorf("%s of a vault that was not opened has no error", name)
 			}
 		}

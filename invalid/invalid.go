@@ -20,7 +20,7 @@ const (
 	EmptyPatch   Code = "empty_patch"   // names nothing to change
 	Luhn         Code = "luhn"
 	LooksLikePAN Code = "looks_like_pan" // holds a card number where none belongs
-	CardExpired  Code = "card_expired"
+	CardExpired  Code = "card_expired"   // of Tokenize in Go alone: over REST it is a reason_code
 
 	UnknownCurrency Code = "unknown_currency"
 	UnknownMerchant Code = "unknown_merchant"

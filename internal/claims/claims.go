@@ -5,11 +5,13 @@ package claims
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/invalid"
 )
 
 // MaxContact bounds a contact, in bytes.
@@ -36,50 +38,70 @@ func (c *Claims) Name() []byte { return c.texts().name }
 // Contact returns a JSON object, or nil if it is absent.
 func (c *Claims) Contact() []byte { return c.texts().contact }
 
-// Read reads the claims of a card, or of a security code alone, and returns false if one is
-// missing or has another type. Other claims are ignored. A contact is returned only if
-// CheckContact accepts it.
-func Read(text []byte, codeOnly bool) (c Claims, ok bool) {
+// Read reads the claims of a card, or of a security code alone. wrong says to a person which
+// claim is missing, has another type or breaks a rule, without its value; it is empty if none
+// does. Other claims are ignored.
+func Read(text []byte, codeOnly bool) (c Claims, wrong string) {
 	t := new(texts)
 	c.texts = func() *texts { return t }
 	values, err := jsontext.Parse(text)
 	if err != nil {
-		return c, false
+		return c, "they must be a JSON object"
 	}
 
-	members := values[1:]
-	ok = true
-	get := func(name string, kind byte) []byte {
-		if i := jsontext.Find(members, name); i >= 0 && members[i].Kind == kind {
-			return members[i].Text
-		}
-		ok = false
-		return nil
-	}
-
-	t.securityCode = get("security_code", '"')
+	r := reader{members: values[1:]}
+	t.securityCode = r.text("security_code")
 	if codeOnly {
-		return c, ok
+		return c, r.wrong
 	}
 
-	t.number = get("account_number", '"')
-	c.Month = integer(get("expiry_month", '0'), &ok)
-	c.Year = integer(get("expiry_year", '0'), &ok)
+	t.number = r.text("account_number")
+	c.Month = r.integer("expiry_month")
+	c.Year = r.integer("expiry_year")
 
-	if i := jsontext.Find(members, "cardholder_name"); i >= 0 && members[i].Kind != 'n' {
-		t.name = get("cardholder_name", '"')
-		ok = ok && len(t.name) > 0
+	if i := jsontext.Find(r.members, "cardholder_name"); i >= 0 && r.members[i].Kind != 'n' {
+		r.check("cardholder_name", textFault(&r.members[i]))
+		t.name = r.members[i].Text
 	}
-
-	contact, contactOK := readContact(members)
-	t.contact = contact
-	return c, ok && contactOK
+	t.contact = r.contact()
+	return c, r.wrong
 }
 
-// integer reads an integer. No part of a date has more than four digits.
-func integer(text []byte, ok *bool) (n int) {
-	if len(text) == 0 || !rule.AllDigits(text) {
-		*ok = false
+// A reader reads the members of an object of claims.
+type reader struct {
+	members []jsontext.Value
+	wrong   string // the first fault
+}
+
+// check notes a fault of a claim, if there is one.
+func (r *reader) check(name, fault string) {
+	if r.wrong == "" && fault != "" {
+		r.wrong = name + " " + fault
+	}
+}
+
+// get returns the text of a claim that is required.
+func (r *reader) get(name string, kind byte, want string) []byte {
+	i := jsontext.Find(r.members, name)
+	switch {
+	case i < 0:
+		r.check(name, "is required")
+	case r.members[i].Kind != kind:
+		r.check(name, want)
+	default:
+		return r.members[i].Text
+	}
+	return nil
+}
+
+func (r *reader) text(name string) []byte { return r.get(name, '"', mustBeText) }
+
+// integer returns an integer. No part of a date has more than four digits.
+func (r *reader) integer(name string) (n int) {
+	const want = "must be an integer"
+	text := r.get(name, '0', want)
+	if !rule.AllDigits(text) {
+		r.check(name, want)
 		return 0
 	}
 	if len(text) > 4 {
@@ -91,19 +113,52 @@ func integer(text []byte, ok *bool) (n int) {
 	return n
 }
 
-func isContact(name string) bool {
-	return name == "email" || strings.HasPrefix(name, "billing_address_")
+const mustBeText = "must be a string"
+
+// textFault says what is wrong with a text about a person, or "".
+func textFault(text *jsontext.Value) string {
+	if text.Kind != '"' {
+		return mustBeText
+	}
+	if b := Text(text.Text); b != nil {
+		return b.Message
+	}
+	return ""
 }
 
-// CheckContact reports whether object is a JSON object of texts that a contact may have. A
-// network or provider receives them, perhaps in a header; they must not contain a card
-// number.
-func CheckContact(object []byte) bool {
+// Text is the rule of a text about a person, such as a name. A network or provider receives
+// it, perhaps in a header; it must not contain a card number.
+func Text(text []byte) *rule.Broken {
+	if b := rule.Text(text); b != nil {
+		return b
+	}
+	if leak.LooksLikePAN(text) {
+		return &rule.Broken{Code: invalid.LooksLikePAN, Message: "must not contain a card number"}
+	}
+	return nil
+}
+
+const billing = "billing_address_" // how names of claims begin
+
+func isContact(name string) bool { return name == "email" || strings.HasPrefix(name, billing) }
+
+// Contact is the rule of a contact: a JSON object of texts, or nothing.
+func Contact(object []byte) *rule.Broken {
+	if len(object) == 0 {
+		return nil
+	}
+	if len(object) > MaxContact {
+		return &rule.Broken{Code: invalid.TooLong, Message: fmt.Sprintf("must have at most %d bytes", MaxContact)}
+	}
+
 	ok := true
 	err := EachContact(object, func(name string, m *jsontext.Value) {
-		ok = ok && m.Kind == '"' && isContact(name) && rule.Text(m.Text) == nil && !leak.LooksLikePAN(m.Text)
+		ok = ok && isContact(name) && textFault(m) == ""
 	})
-	return err == nil && ok
+	if err != nil || !ok {
+		return &rule.Broken{Code: invalid.Format, Message: "must be an object of texts: email and billing_address_…"}
+	}
+	return nil
 }
 
 // EachContact calls f with the members of a contact. They are overwritten afterwards.
@@ -117,31 +172,46 @@ func EachContact(object []byte, f func(name string, m *jsontext.Value)) error {
 	return err
 }
 
-// readContact returns the claims of a payload that do not belong to the card. Empty ones
-// are fields of a form that were left out.
-func readContact(members []jsontext.Value) (object []byte, ok bool) {
+// contact returns the claims that do not belong to the card as a JSON object, or nil. Empty
+// ones are fields of a form that were left out.
+func (r *reader) contact() []byte {
 	claims := map[string]string{}
-	for i := 0; i < len(members); i += members[i].Size {
-		m := &members[i]
+	for i := 0; i < len(r.members); i += r.members[i].Size {
+		m := &r.members[i]
 		name := string(m.Name)
 		if !isContact(name) || m.Kind == 'n' || m.Kind == '"' && len(bytes.TrimSpace(m.Text)) == 0 {
 			continue
 		}
-		if m.Kind != '"' {
-			return nil, false
+		if fault := textFault(m); fault != "" {
+			r.check(shown(name), fault)
+			return nil
 		}
 		claims[name] = string(m.Text)
 	}
 	if len(claims) == 0 {
-		return nil, true
+		return nil
 	}
 
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(claims); err != nil {
-		return nil, false
+		panic(err) // they are texts
 	}
-	object = bytes.TrimSpace(b.Bytes())
-	return object, len(object) <= MaxContact && CheckContact(object)
+	object := bytes.TrimSpace(b.Bytes())
+	if len(object) > MaxContact {
+		clear(object)
+		r.check("email and billing_address_…", fmt.Sprintf("must have at most %d bytes together", MaxContact))
+		return nil
+	}
+	return object
+}
+
+// shown returns the name of a claim as a fault has it: its end is the sender's, and may be a
+// card number in the wrong place.
+func shown(name string) string {
+	if strings.HasPrefix(name, billing) {
+		return billing + "…"
+	}
+	return name
 }

@@ -65,7 +65,7 @@ var neighbours = map[string][]string{
 	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
-	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule"},
+	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule", "/invalid"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/receive":              {"/card", "/internal/credential", "/internal/hiding", "/internal/signature"},
 	"/receive/endpoint":     {"/receive"},

@@ -65,9 +65,9 @@ type Engine struct {
 	wakes  map[store.Kind]chan struct{}
 	leases map[store.Kind]*leases
 
-	running atomic.Int32 // calls of Run
-	drained atomic.Bool  // Drain was called: the work is attended to
-	neglect neglect
+	running  atomic.Int32 // calls of Run
+	draining atomic.Int32 // calls of Drain
+	neglect  neglect
 
 	done chan struct{} // closed by Stop
 	once sync.Once
@@ -129,6 +129,20 @@ func (e *Engine) Stop() { e.once.Do(func() { close(e.done); e.neglect.stop() }) 
 // Running reports whether Run works at the moment, so that other work waits for its turn.
 func (e *Engine) Running() bool { return e.running.Load() > 0 }
 
+// attended reports whether this process does the work at the moment.
+func (e *Engine) attended() bool { return e.Running() || e.draining.Load() > 0 }
+
+// attend counts a call that does the work, until the returned function is called. Once the last
+// one has ended, the work is watched again.
+func (e *Engine) attend(calls *atomic.Int32) (end func()) {
+	calls.Add(1)
+	return func() {
+		if calls.Add(-1); !e.attended() {
+			e.neglect.watch(patience, e.look)
+		}
+	}
+}
+
 // Lease returns how long a claimed job of a kind is left alone. It has begun by a third
 // of that or not at all. When a process dies the job is due again after it.
 func (e *Engine) Lease(kind store.Kind) time.Duration { return e.kinds[kind].Longest * 3 / 2 }
@@ -143,7 +157,7 @@ func (e *Engine) Due(records ...*store.Record) {
 		if time.Until(r.Due) < Pause {
 			wake(e.wakes[r.Kind])
 		}
-		if !e.Running() && !e.drained.Load() && e.wakes[r.Kind] != nil {
+		if !e.attended() && e.wakes[r.Kind] != nil {
 			e.neglect.watch(min(time.Until(r.Due), farthest)+patience, e.look)
 		}
 	}
@@ -156,9 +170,9 @@ const (
 )
 
 // look warns if work is long overdue and is done neither by this process nor by another one
-// on the store. It looks again while there is work; Run looks again when it ends.
+// on the store. It looks again while there is work; Run and Drain look again after they end.
 func (e *Engine) look() {
-	if e.Running() || e.drained.Load() {
+	if e.attended() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -176,7 +190,7 @@ func (e *Engine) look() {
 	case err == nil && time.Since(next) < patience:
 		wait = min(time.Until(next), farthest) + patience
 	case err == nil && e.neglect.warns():
-		e.log.Warn("background work is overdue: call Run, in one process at least, or Drain now and then", "due", next)
+		e.log.Warn("background work is overdue: call Run in at least one process, or Drain more often", "due", next)
 	}
 	e.neglect.watch(wait, e.look)
 }
@@ -185,6 +199,7 @@ func (e *Engine) look() {
 type neglect struct {
 	mu      sync.Mutex
 	timer   *time.Timer // nil: nothing to look at
+	turn    int         // counts timers
 	at      time.Time   // when timer fires
 	quiet   time.Time   // until when it does not warn, or look
 	stopped bool
@@ -202,16 +217,22 @@ func (n *neglect) watch(after time.Duration, look func()) {
 	if n.timer != nil {
 		n.timer.Stop()
 	}
-	var mine *time.Timer
-	mine = time.AfterFunc(after, func() {
-		n.mu.Lock()
-		if n.timer == mine { // Stop may have come too late
-			n.timer = nil
-		}
-		n.mu.Unlock()
+	n.turn++
+	turn := n.turn
+	n.at, n.timer = at, time.AfterFunc(after, func() {
+		n.fired(turn)
 		look()
 	})
-	n.at, n.timer = at, mine
+}
+
+// fired forgets the timer of a turn. A timer that fired before watch could stop it comes
+// late: the timer of the next turn stays.
+func (n *neglect) fired(turn int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.turn == turn {
+		n.timer = nil
+	}
 }
 
 // warns reports whether it may warn now, and not again for a while.
@@ -263,13 +284,8 @@ func (e *Engine) wakeKind(kind store.Kind) {
 // under way. Beside it runs also, until its context ends. Failures are logged and tried
 // again. It returns ledger.ErrClosed if the ledger is closed.
 func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
-	e.running.Add(1)
+	defer e.attend(&e.running)()
 	e.neglect.seen()
-	defer func() {
-		if e.running.Add(-1) == 0 {
-			e.neglect.watch(patience, e.look)
-		}
-	}()
 	running, stop := context.WithCancel(store.Patient(ctx))
 	defer stop()
 
@@ -377,9 +393,10 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 }
 
 // Drain does the work that is due and returns. It tries nothing twice that fails. The error
-// is the first one: a damaged record keeps nothing else from being done.
+// is the first one: a damaged record keeps nothing else from being done. Work that is
+// overdue a minute after the last Drain, with no Run, causes a warning, once an hour.
 func (e *Engine) Drain(ctx context.Context) error {
-	e.drained.Store(true)
+	defer e.attend(&e.draining)()
 	var first error
 	for {
 		worked := false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -181,6 +182,25 @@ func TestLease(t *testing.T) {
 		b.drain(1)
 		time.Sleep(1 * time.Nanosecond)
 		b.drain(2)
+	})
+}
+
+// TestNeglectAfterDrain: an engine that was only drained warns of work that Drain has left.
+func TestNeglectAfterDrain(t *testing.T) {
+	k := jobs.Kind{Workers: 1, Longest: 10 * time.Second, Do: func(context.Context, *jobs.Job) error { return errors.New("failed") }}
+	inBench(t, k, func(b *bench) {
+		var log strings.Builder
+		engine := jobs.New(b.Ledger, slog.New(slog.NewTextHandler(&log, nil)), nil, []jobs.Kind{b.kind})
+		defer engine.Stop()
+		b.add("a")
+		if err := engine.Drain(b.Context()); err != nil {
+			b.Error(err)
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if got := strings.Count(log.String(), "work is overdue"); got != 1 {
+			b.Errorf("%d warnings: %s", got, &log)
+		}
 	})
 }
 

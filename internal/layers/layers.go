@@ -1,8 +1,11 @@
 // Package layers looks through decorators: values that wrap another of the same interface
-// and return it by Unwrap.
+// and return it by Unwrap. It looks through trees of errors likewise.
 package layers
 
-import "iter"
+import (
+	"errors"
+	"iter"
+)
 
 // Deepest bounds how many layers are looked at, so that a ring of decorators ends.
 const Deepest = 16
@@ -44,4 +47,22 @@ func As[T, P any](v P) (t T, ok bool) {
 		}
 	}
 	return t, false
+}
+
+// Errors returns every E in the tree of err, in order, without those inside another.
+func Errors[E error](err error) []E {
+	switch e := err.(type) {
+	case nil:
+		return nil
+	case E:
+		return []E{e}
+	case interface{ Unwrap() []error }:
+		var found []E
+		for _, err := range e.Unwrap() {
+			found = append(found, Errors[E](err)...)
+		}
+		return found
+	default:
+		return Errors[E](errors.Unwrap(err))
+	}
 }

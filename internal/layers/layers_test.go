@@ -1,6 +1,8 @@
 package layers_test
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"testing"
@@ -70,5 +72,20 @@ func TestOf(t *testing.T) {
 	}
 	if !slices.Equal(names, []string{"a", "b"}) {
 		t.Errorf("%q", names)
+	}
+}
+
+// A code is an error of a type of its own.
+type code int
+
+func (c code) Error() string { return fmt.Sprint(int(c)) }
+
+func TestErrors(t *testing.T) {
+	tree := errors.Join(code(1), io.EOF, nil, fmt.Errorf("inside: %w", errors.Join(code(2), fmt.Errorf("%w: %w", code(3), code(4)))))
+	if got := layers.Errors[code](tree); !slices.Equal(got, []code{1, 2, 3, 4}) {
+		t.Errorf("found %v", got)
+	}
+	if got := layers.Errors[code](errors.Join(io.EOF, nil)); len(got) > 0 || len(layers.Errors[code](nil)) > 0 {
+		t.Errorf("found %v in other errors", got)
 	}
 }

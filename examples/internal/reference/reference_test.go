@@ -67,6 +67,17 @@ func TestContract(t *testing.T) {
 	}
 }
 
+// TestConstants: a constant without a type has the type of its value.
+func TestConstants(t *testing.T) {
+	page := render(t, `{"openapi":"3.1.1","info":{"title":"T","version":"1"},"paths":{},"components":{"schemas":{"S":{"type":"object","properties":
+		{"n":{"const":0},"s":{"const":"0"},"b":{"const":false}}}}}}`)
+	for name, want := range map[string]string{"n": "integer", "s": "string", "b": "boolean"} {
+		if !strings.Contains(page, `<code class="name">`+name+`</code> <span class="quiet">`+want+`</span>`) {
+			t.Errorf("%s is no %s", name, want)
+		}
+	}
+}
+
 // namesOf returns the names shown for a part of a document.
 func namesOf(part any, of string) (names []string) {
 	switch part := part.(type) {

@@ -77,6 +77,8 @@ func (d *document) field(name string, schema *node, depth int) *field {
 		if format := s.get("format").text(); format != "" {
 			f.Type += " (" + format + ")"
 		}
+	case s.get("const") != nil:
+		f.Type = typeOf(s.get("const"))
 	case len(f.Values) > 0:
 		f.Type = "string"
 	}
@@ -88,6 +90,17 @@ func (d *document) field(name string, schema *node, depth int) *field {
 		f.Type += " or null"
 	}
 	return f
+}
+
+// typeOf returns the type of a constant.
+func typeOf(constant *node) string {
+	switch constant.raw[0] {
+	case '"':
+		return "string"
+	case 't', 'f':
+		return "boolean"
+	}
+	return "integer"
 }
 
 // variants reads the alternatives of a field, and reports whether null is among them.
