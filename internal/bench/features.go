@@ -19,9 +19,12 @@ import (
 	"github.com/cardvault/cardvault/webhook"
 )
 
-// features of a vault beside its store. The network is a simulator in memory, as fast as
-// it goes.
-type features struct{ sink, webhook, network bool }
+// features of a vault. The network is a simulator in memory, as fast as it goes.
+type features struct {
+	sink, webhook, network bool
+
+	memory bool // for the records
+}
 
 var everything = features{sink: true, webhook: true, network: true}
 
@@ -41,7 +44,7 @@ func (s *site) Event(context.Context, *cardvault.Event) error {
 	return nil
 }
 
-// newSite makes a vault in a folder of its own.
+// newSite makes a vault in memory, or in a folder of its own.
 func (b *bench) newSite(ctx context.Context, name string, with features) (s *site, err error) {
 	s = &site{with: with}
 	defer func() {
@@ -60,7 +63,12 @@ func (b *bench) newSite(ctx context.Context, name string, with features) (s *sit
 			return s, err
 		}
 	}
-	if s.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "site-"+name), b.keys, opts); err != nil {
+	if with.memory {
+		s.vault, err = cardvault.New(ctx, memstore.New(), b.keys, opts)
+	} else {
+		s.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "site-"+name), b.keys, opts)
+	}
+	if err != nil {
 		return s, err
 	}
 	s.later(s.vault.Close)

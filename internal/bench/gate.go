@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault/internal/bench/table"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
 )
 
 // The gate compares costs of calls with stored ones. A cost is the processor's time of a
@@ -36,13 +38,13 @@ type gated struct {
 // Allocations vary less: a few belong to background work.
 const (
 	cpuRise   = 1.0 / 3
-	allocRise = .15
+	allocRise = .1
 )
 
 // turns is the number of measurements in a run: the lowest counts. attempts is the number
 // of runs: two must show a rise.
 const (
-	turns    = 5
+	turns    = 6
 	attempts = 3
 )
 
@@ -64,18 +66,9 @@ func (b *bench) gate(ctx context.Context, file string, update bool) (err error) 
 		return err
 	}
 
-	measured := func(names []string) (map[string]float64, error) { return costsOf(works, names) }
+	take := func(names []string) (map[string]float64, error) { return costsOf(works, names) }
 	if update {
-		costs, err := measured(nil)
-		if err != nil {
-			return err
-		}
-		for _, name := range slices.Sorted(maps.Keys(costs)) {
-			costs[name] = math.Round(costs[name]*1000) / 1000
-			fmt.Printf("  %-24s %8.3f\n", name, costs[name])
-		}
-		text, err := json.MarshalIndent(stored{b.table.Machine, costs}, "", "\t")
-		return cmp.Or(err, os.WriteFile(file, append(text, '\n'), 0o644))
+		return b.storeCosts(file, take)
 	}
 
 	text, err := os.ReadFile(file)
@@ -86,7 +79,27 @@ func (b *bench) gate(ctx context.Context, file string, update bool) (err error) 
 	if err := json.Unmarshal(text, &s); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	return judge(s.Costs, measured)
+	return judge(s.Costs, take)
+}
+
+// storeCosts writes the highest costs of three runs into the file, so that chance in one of
+// them makes no later run fail.
+func (b *bench) storeCosts(file string, take func(names []string) (map[string]float64, error)) error {
+	highest := map[string]float64{}
+	for range attempts {
+		costs, err := take(nil)
+		if err != nil {
+			return err
+		}
+		for name, c := range costs {
+			highest[name] = max(highest[name], math.Round(c*1000)/1000)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(highest)) {
+		fmt.Printf("  %-28s %8.3f\n", name, highest[name])
+	}
+	text, err := json.MarshalIndent(stored{b.table.Machine, highest}, "", "\t")
+	return cmp.Or(err, os.WriteFile(file, append(text, '\n'), 0o644))
 }
 
 // judge measures at most three times, and fails if a cost has risen in two runs. Costs that
@@ -167,25 +180,30 @@ func costsOf(works []gated, names []string) (map[string]float64, error) {
 	return got, nil
 }
 
-// gatedWorks returns what the gate measures.
+// gatedWorks returns what the gate measures. Writes are into memory, or of one transaction:
+// in a group commit a call costs less the more calls wait, which depends on the machine.
 func (b *bench) gatedWorks(ctx context.Context, open *closers) ([]gated, error) {
-	appending, err := newFloor(filepath.Join(b.dir, "gate.db"), b.shape[:1], b.table.Tokens)
-	if err != nil {
-		return nil, err
-	}
-	open.later(appending.close)
 	get, view, shut, err := b.getAndView(ctx)
 	if err != nil {
 		return nil, err
 	}
 	open.later(shut)
 	get.ready, view.ready = nil, nil
+	update, loop, err := b.transactions(ctx, open)
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.newSite(ctx, "", features{memory: true})
+	if err != nil {
+		return nil, err
+	}
+	open.later(s.shut)
 
 	all := []gated{
-		{"get", of(get, 1, 20_000), of(view, 1, 20_000)},
-		{"import-1", of(b.importing("", b.vault, nil), 1, 300), of(appending.contender(), 1, 300)},
-		{"import-256", of(b.importing("", b.vault, nil), 256, 5120), of(appending.contender(), 256, 5120)},
-		{"import-keyed-256", of(b.importing("", b.vault, keyed), 256, 2560), of(appending.contender(), 256, 2560)},
+		{name: "get", ours: of(get, 1, 10_000), bare: of(view, 1, 10_000)},
+		{name: "import", ours: of(b.importing("Import", s.vault, nil), 1, 2000), bare: of(view, 1, 10_000)},
+		{name: "import-keyed", ours: of(b.importing("Import with a key", s.vault, keyed), 1, 1000), bare: of(view, 1, 10_000)},
+		{name: "put", ours: of(update, 1, 20), bare: of(loop, 1, 20)},
 	}
 
 	vault, stop, err := b.rest(ctx)
@@ -193,21 +211,64 @@ func (b *bench) gatedWorks(ctx context.Context, open *closers) ([]gated, error) 
 		return nil, err
 	}
 	open.later(func() error { stop(); return nil })
-	for _, l := range b.loads(ctx) {
-		g, err := l.gated(vault, open)
-		if err != nil {
-			return nil, err
+	inMemory := *b
+	inMemory.vault = s.vault
+	for _, on := range []struct {
+		b      *bench
+		caller *caller
+		loads  []string
+	}{{b, vault, []string{"read", "list"}}, {&inMemory, s.caller, []string{"import", "delete"}}} {
+		for _, l := range on.b.loads(ctx) {
+			if !slices.Contains(on.loads, l.name) {
+				continue
+			}
+			g, err := l.gated(on.caller, open)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, g)
 		}
-		all = append(all, g)
 	}
 
-	s, err := b.newSite(ctx, "gate", everything)
+	with := everything
+	with.memory = true
+	full, err := b.newSite(ctx, "", with)
 	if err != nil {
 		return nil, err
 	}
-	open.later(s.shut)
-	on := all[slices.IndexFunc(all, func(g gated) bool { return g.name == "http-import" })]
-	return append(all, gated{"http-import-all", of(s.importer(""), 64, 1280), on.bare}), nil
+	open.later(full.shut)
+	bare := all[slices.IndexFunc(all, func(g gated) bool { return g.name == "http-import" })].bare
+	return append(all, gated{name: "http-import-all", ours: of(full.importer("import with all features"), 64, 640), bare: bare}), nil
+}
+
+// transactions returns transactions of boltstore that put 256 records of the size of
+// a token, and transactions of bbolt that append as many rows.
+func (b *bench) transactions(ctx context.Context, open *closers) (update, loop contender, err error) {
+	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "put.db"), nil)
+	if err != nil {
+		return update, loop, err
+	}
+	open.later(s.Close)
+	appending, err := newFloor(filepath.Join(b.dir, "append.db"), b.shape[:1], 0)
+	if err != nil {
+		return update, loop, err
+	}
+	open.later(appending.close)
+
+	const records = 256
+	var ids rowKeys
+	update = contender{name: "Update of boltstore", run: func(int) error {
+		return s.Update(ctx, func(tx store.Tx) error {
+			for range records {
+				r := newRecord(kind, owner, ids.next())
+				r.Shown, r.Secret = r.Shown[:b.rowBytes()/2], r.Secret[:b.rowBytes()/4]
+				tx.Put(r)
+			}
+			return nil
+		})
+	}}
+	loop = contender{name: "Update of bbolt", run: func(int) error { return appending.append(records, b.shape[:1]) }}
+	return update, loop, nil
 }
 
 // of returns a contender as work.
@@ -222,5 +283,9 @@ func (l *load) gated(vault *caller, open *closers) (g gated, err error) {
 		return g, err
 	}
 	open.later(stop)
-	return gated{"http-" + l.name, of(l.contender(vault), 64, 1920), of(bare, 64, 1920)}, nil
+	calls := 960
+	if l.name == "list" {
+		calls /= 5
+	}
+	return gated{name: "http-" + l.name, ours: of(l.contender(vault), 64, calls), bare: of(bare, 64, calls)}, nil
 }

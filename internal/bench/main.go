@@ -8,8 +8,8 @@
 // the table as JSON and plots, and into benchmarks.md beside the folder. Names of parts
 // select them; cost only runs when it is named.
 //
-// With -gate it compares what calls cost with the costs in testdata/gate.json instead, and
-// fails if one has risen.
+// With -gate it compares the costs of calls with testdata/gate.json instead, and fails if
+// one has risen.
 package main
 
 import (

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/bench/table"
 )
@@ -121,11 +123,12 @@ func (b *bench) startOpenBao(ctx context.Context, open *closers) (*caller, error
 }
 listener "tcp" {
 	address = %q
+	cluster_address = "127.0.0.1:%d"
 	tls_disable = true
 }
 api_addr = "http://%s"
 cluster_addr = "https://127.0.0.1:%d"
-`, filepath.Join(dir, "data"), address, address, port+1), 0o600)
+`, filepath.Join(dir, "data"), address, port+1, address, port+1), 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +154,9 @@ func (c *caller) unseal() error {
 		Keys  []string `json:"keys"`
 		Token string   `json:"root_token"`
 	}
-	err := until(func() (bool, error) {
+	err := eventually(func() error { // it does not listen yet
 		answer, err := c.do(0, "PUT", "/v1/sys/init", []byte(`{"secret_shares":1,"secret_threshold":1}`))
-		return err == nil && json.Unmarshal(answer, &made) == nil, nil // it does not listen yet
+		return cmp.Or(err, json.Unmarshal(answer, &made))
 	})
 	if err != nil {
 		return err
@@ -170,13 +173,23 @@ func (c *caller) unseal() error {
 		{"/v1/sys/mounts/secret", `{"type":"kv","options":{"version":"2"}}`}, // once it leads its cluster of one
 		{"/v1/secret/data/0", string(secret)},                                // once the engine is ready
 	} {
-		err := until(func() (bool, error) {
+		err := eventually(func() error {
 			_, err := c.do(0, "POST", step.path, []byte(step.body))
-			return err == nil, nil
+			return err
 		})
 		if err != nil {
-			return fmt.Errorf("%s: %w", step.path, err)
+			return err
 		}
 	}
 	return nil
+}
+
+// eventually calls f until it succeeds, for at most half a minute.
+func eventually(f func() error) (err error) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = f(); err == nil {
+			return nil
+		}
+	}
+	return err
 }

@@ -57,7 +57,7 @@ func (b *bench) postgreSQL(ctx context.Context) (err error) {
 	if err := p.open(ctx, url, &open); err != nil {
 		return err
 	}
-	for _, compare := range []func(context.Context) error{p.imports, p.reads, p.pages, p.held} {
+	for _, compare := range []func(context.Context) error{p.imports, p.reads, p.overHTTP, p.pages, p.held} {
 		if err := compare(ctx); err != nil {
 			return err
 		}
@@ -241,6 +241,31 @@ func (p *postgres) reads(ctx context.Context) error {
 		}
 		p.ratio(fmt.Sprintf("postgres-view/%d", n), n, least(.9), lanes[0], lanes[2])
 		p.ratio(fmt.Sprintf("postgres-get/%d", n), n, reported, lanes[1], lanes[2])
+	}
+	return nil
+}
+
+// overHTTP compares reads and imports over HTTP with a bare handler.
+func (p *postgres) overHTTP(ctx context.Context) (err error) {
+	vault, stop, err := served(ctx, p.vault, cardvault.AccountUpdate{ImportApproved: new(true)})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	t, err := p.vault.List(ctx, nil)
+	if err != nil {
+		return err
+	}
+
+	for _, l := range []load{
+		{name: "postgres-read", what: "GET /tokens/{id} on PostgreSQL", next: func() (request, error) {
+			return request{"GET", "/tokens/" + t.Items[rand.IntN(len(t.Items))].ID.String(), nil}, nil
+		}},
+		{name: "postgres-import", what: "POST /cde-import on PostgreSQL", next: func() (request, error) { return importing, nil }},
+	} {
+		if err := p.loaded(l, vault, []int{1, 64}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

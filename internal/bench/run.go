@@ -92,8 +92,8 @@ func measure(span time.Duration, n int, c *contender, before []sample) (s sample
 	return s, err
 }
 
-// rate runs f in n goroutines for a while, or until it returns errUsedUp. It returns the
-// calls a second, and their durations in ascending order.
+// rate runs f in n goroutines for a while, once at least, or until it returns errUsedUp. It
+// returns the calls a second, and their durations in ascending order.
 func rate(n int, span time.Duration, f func(i int) error) (perSecond float64, latencies []time.Duration, err error) {
 	var mu sync.Mutex
 	start := time.Now()
@@ -105,7 +105,7 @@ func rate(n int, span time.Duration, f func(i int) error) (perSecond float64, la
 			latencies = append(latencies, own...)
 			mu.Unlock()
 		}()
-		for now := time.Now(); now.Before(end); {
+		for now := time.Now(); ; {
 			if err := f(i); errors.Is(err, errUsedUp) {
 				return nil
 			} else if err != nil {
@@ -113,9 +113,10 @@ func rate(n int, span time.Duration, f func(i int) error) (perSecond float64, la
 			}
 			then := now
 			now = time.Now()
-			own = append(own, now.Sub(then))
+			if own = append(own, now.Sub(then)); !now.Before(end) {
+				return nil
+			}
 		}
-		return nil
 	})
 
 	took := time.Since(start)

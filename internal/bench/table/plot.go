@@ -53,7 +53,7 @@ func (t *Table) plotGoals() ([]byte, error) {
 	slices.Reverse(judged) // the first is drawn on top
 
 	p := newPlot("Share of the goal that is reached, with quartiles")
-	p.X.Min, p.X.Max = 0, farthest+.2
+	p.X.Min, p.X.Max, p.Y.Padding = 0, farthest+.2, vg.Centimeter
 	names := make([]string, len(judged))
 	for i, r := range judged {
 		names[i] = fmt.Sprintf("%s (%s)", r.Name, r.Goal)
@@ -73,7 +73,7 @@ func (t *Table) plotGoals() ([]byte, error) {
 	}
 	goal.Color = goalColour
 	p.Add(goal)
-	return draws(p, 18*vg.Centimeter, vg.Length(len(judged)+4)*.55*vg.Centimeter)
+	return draws(p, 18*vg.Centimeter, vg.Length(len(judged)+4)*.55*vg.Centimeter, 0)
 }
 
 // share returns how much of its goal a figure reaches: 1 is the goal.
@@ -110,11 +110,12 @@ func (r *Row) bar(at float64) ([]plot.Plotter, error) {
 // plotRatios draws a line for each family of rows that differ in the number of their
 // connections alone.
 func (t *Table) plotRatios() ([]byte, error) {
-	p := newPlot("Ratio to the floor by goroutines or connections")
-	p.X.Scale, p.Y.Min = plot.LogScale{}, 0
+	const legend = 5 * vg.Centimeter // beside the axes
+	p := newPlot("Ratio by goroutines or connections")
+	p.X.Scale, p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.X.Tick.Marker = plot.ConstantTicks([]plot.Tick{{Value: 1, Label: "1"}, {Value: 16, Label: "16"}, {Value: 64, Label: "64"}, {Value: 256, Label: "256"}})
-	p.X.Min, p.X.Max = 1, 256
-	p.Legend.Top = true
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 1, 256, .1, 1
+	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, legend, .15*vg.Centimeter
 
 	for i, f := range t.families() {
 		line, points, err := plotter.NewLinePoints(f.points)
@@ -125,8 +126,7 @@ func (t *Table) plotRatios() ([]byte, error) {
 		p.Add(line, points)
 		p.Legend.Add(f.name, line, points)
 	}
-	p.Legend.Left, p.Legend.XOffs = false, 5*vg.Centimeter
-	return draws(p, 18*vg.Centimeter, 11*vg.Centimeter)
+	return draws(p, 18*vg.Centimeter, 12*vg.Centimeter, legend)
 }
 
 // A family is a line of the plot.
@@ -136,11 +136,12 @@ type family struct {
 }
 
 // families returns the rows whose names differ in their last element, a number of
-// connections, for each family of three and more.
+// connections, for each family of three and more. Ratios of 0 have no place on a
+// logarithmic axis.
 func (t *Table) families() (all []*family) {
 	found := map[string]*family{}
 	for _, r := range t.Rows {
-		if r.Unit != "" || len(r.Rounds) == 0 || path.Base(r.Name) != strconv.Itoa(r.At) {
+		if r.Unit != "" || r.Median() <= 0 || path.Base(r.Name) != strconv.Itoa(r.At) {
 			continue
 		}
 		name := strings.TrimSuffix(path.Dir(r.Name), "/")
@@ -165,11 +166,14 @@ func newPlot(title string) *plot.Plot {
 	return p
 }
 
-// draws returns a plot as SVG.
-func draws(p *plot.Plot, width, height vg.Length) ([]byte, error) {
+// draws returns a plot as SVG, with room at its right.
+func draws(p *plot.Plot, width, height, room vg.Length) ([]byte, error) {
 	canvas := vgsvg.New(width, height)
-	p.Draw(draw.NewCanvas(canvas, width, height))
+	p.Draw(draw.Crop(draw.NewCanvas(canvas, width, height), .2*vg.Centimeter, -room-.5*vg.Centimeter, 0, 0))
 	var b bytes.Buffer
-	_, err := canvas.WriteTo(&b)
-	return b.Bytes(), err
+	if _, err := canvas.WriteTo(&b); err != nil {
+		return nil, err
+	}
+	// Fonts of the same widths that more systems have.
+	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:"), []byte("font-family:Arial,Helvetica,")), nil
 }
