@@ -14,7 +14,7 @@ type Values struct {
 }
 
 // maxGrowth limits the encoded bytes for one byte of a value.
-const maxGrowth = 6
+const maxGrowth = 8
 
 // A Filled is a template with values. Its Reader reads them from one buffer, so that a body
 // of any length is never in memory as a whole.

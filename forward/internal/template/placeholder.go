@@ -70,17 +70,24 @@ func (s Syntax) find(text []byte, from int, escapes bool) (found, bool) {
 	if s.Bare {
 		return s.findBare(text, from)
 	}
+	brace := from - 1 // the last one found, looked for once, whatever comes before it
 	for i := from; i < len(text); i++ {
-		next := bytes.IndexByte(text[i:], '{')
-		if escapes {
-			if percent := bytes.IndexByte(text[i:], '%'); percent >= 0 && (next < 0 || percent < next) {
-				next = percent
+		if brace < i {
+			brace = len(text)
+			if next := bytes.IndexByte(text[i:], '{'); next >= 0 {
+				brace = i + next
 			}
 		}
-		if next < 0 {
+		next := brace
+		if escapes {
+			if percent := bytes.IndexByte(text[i:brace], '%'); percent >= 0 {
+				next = i + percent
+			}
+		}
+		if next == len(text) {
 			break
 		}
-		i += next
+		i = next
 		if f, ok := s.at(text, i, escapes); ok {
 			return f, true
 		}

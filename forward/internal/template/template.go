@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"mime"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/invalid"
@@ -82,6 +83,9 @@ func (s Syntax) Body(contentType string, text []byte) (*Template, *rule.Broken) 
 		return nil, broken
 	}
 
+	if !utf8.Valid(text) { // the other side could read other characters in place of digits
+		return nil, malformed("UTF-8")
+	}
 	switch of {
 	case isJSON:
 		broken = t.json(s)
@@ -125,11 +129,15 @@ func kindOf(contentType string) (kind, *rule.Broken) {
 		return isOther, notAllowed("in a body of this media type: send JSON, a form or XML")
 	}
 
-	switch strings.ToLower(parameters["charset"]) {
-	case "", "utf-8", "us-ascii":
-		return k, nil
+	if charset, ok := parameters["charset"]; ok && !isCharset(charset) {
+		return k, notAllowed("in a body that is not UTF-8")
 	}
-	return k, notAllowed("in a body that is not UTF-8")
+	return k, nil
+}
+
+// isCharset reports whether a charset is UTF-8 or a part of it.
+func isCharset(name string) bool {
+	return strings.EqualFold(name, "utf-8") || strings.EqualFold(name, "us-ascii")
 }
 
 // A span is a part of a text: one value.
@@ -157,9 +165,11 @@ func (t *Template) fill(s Syntax, value span, at place) *rule.Broken {
 		}
 		from = f.end
 
-		switch {
+		switch between := t.text[max(value.start, last):f.start]; {
 		case !f.known:
 			return unknown()
+		case opens(between) || at == inForm && opens(unescaped(between)):
+			return notAllowed("behind the beginning of an escape")
 		case f.name == Credential && at != inHeader:
 			return notAllowed("of a credential except in a header")
 		case f.name == SecurityCode && !(f.start != last && t.standsAlone(value, f, at)):
@@ -200,6 +210,10 @@ func (t *Template) credential(name string) int32 {
 // in an answer: a security code is found there only where it stands alone.
 func (t *Template) standsAlone(value span, f found, at place) bool {
 	before, after := t.text[value.start:f.start], t.text[f.end:value.end]
+	if at == inXML && !t.isAttribute(value) {
+		return t.isElement(value) && len(bytes.TrimSpace(before)) == 0 && len(bytes.TrimSpace(after)) == 0
+	}
+
 	if at == inForm {
 		if c, ok := escaped(before[max(0, len(before)-3):]); ok {
 			before = []byte{c}
@@ -211,11 +225,62 @@ func (t *Template) standsAlone(value span, f found, at place) bool {
 	if at == inJSON && len(after) > 1 && after[0] == '\\' {
 		after = after[1:] // only a quotation mark is apart then
 	}
-	return (len(before) == 0 || apart(before[len(before)-1])) && (len(after) == 0 || apart(after[0]))
+	return (len(before) == 0 || before[len(before)-1] != endOfEntity && apart(before[len(before)-1])) &&
+		(len(after) == 0 || after[0] != startOfEntity && apart(after[0]))
 }
+
+// An entity on this side of a security code could be a digit.
+const startOfEntity, endOfEntity = '&', ';'
 
 // apart reports whether c separates a security code from the text beside it.
 func apart(c byte) bool { return bytes.IndexByte([]byte(" \t\r\n\"':=;,|()[]{}<>+&"), c) >= 0 }
+
+// opens reports whether text ends in an escape that is not complete: the other side would
+// take a part of the value for its rest, and repeat what is left in another shape.
+func opens(text []byte) bool {
+	i := bytes.LastIndexAny(text, `%\&`)
+	if i < 0 {
+		return false
+	}
+	digits := text[i+1:]
+	most := 0 // how many of them an escape has at least
+	switch kind := text[i]; {
+	case kind == '&':
+		code, ok := bytes.CutPrefix(digits, []byte("#"))
+		return ok && areHex(bytes.TrimPrefix(bytes.ToLower(code), []byte("x")))
+	case len(digits) > 0 && digits[0]|' ' == 'u':
+		digits, most = digits[1:], 4
+	case kind == '%':
+		most = 2
+	case len(digits) > 0 && digits[0] == 'x':
+		digits, most = digits[1:], 2
+	default:
+		most = 3
+	}
+	return len(digits) < most && areHex(digits)
+}
+
+func areHex(text []byte) bool {
+	return !bytes.ContainsFunc(text, func(c rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", c) })
+}
+
+// unescaped decodes percent-encoding.
+func unescaped(text []byte) []byte {
+	if bytes.IndexByte(text, '%') < 0 {
+		return text
+	}
+	plain := make([]byte, 0, len(text))
+	for i := 0; i < len(text); i++ {
+		c, ok := escaped(text[i:])
+		if ok {
+			i += 2
+		} else {
+			c = text[i]
+		}
+		plain = append(plain, c)
+	}
+	return plain
+}
 
 func malformed(what string) *rule.Broken {
 	return &rule.Broken{Code: invalid.Format, Message: fmt.Sprintf("must be %s, since it has placeholders", what)}

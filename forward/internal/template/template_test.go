@@ -122,6 +122,43 @@ func TestRefused(t *testing.T) {
 		{xmlType, `<?x {{ eci }}?><a/>`, notAllowed},
 		{xmlType, `<!DOCTYPE a [<!ENTITY e "x">]><a>{{ eci }}</a>`, notAllowed},
 		{xmlType, `<a b="{{ eci }}`, format},
+
+		// The other side would take a part of the value for the rest of an escape.
+		{formType, `n=%{{account_number}}`, notAllowed},
+		{formType, `n=%4{{account_number}}`, notAllowed},
+		{formType, `n=%254{{account_number}}`, notAllowed},
+		{formType, `n=%u004{{account_number}}`, notAllowed},
+		{formType, `n=%26%23{{account_number}}`, notAllowed},
+		{jsonType, `{"n":"%4{{account_number}}"}`, notAllowed},
+		{jsonType, `{"n":"\\u004{{account_number}}"}`, notAllowed},
+		{jsonType, `{"n":"\\{{account_number}}"}`, notAllowed},
+		{jsonType, `{"n":"&#x{{account_number}}"}`, notAllowed},
+		{xmlType, `<n>&#{{account_number}};</n>`, notAllowed},
+		{xmlType, `<n>&#X00000000000000{{account_number}};</n>`, notAllowed},
+
+		// The other side would read more digits beside the code.
+		{xmlType, `<c>&#49;{{security_code}}</c>`, notAllowed},
+		{xmlType, `<c>{{security_code}}&#49;</c>`, notAllowed},
+		{xmlType, `<c a="&#49;{{security_code}}"/>`, notAllowed},
+		{xmlType, `<c a="{{security_code}}&#49;"/>`, notAllowed},
+		{xmlType, `<c>1<!-- -->{{security_code}}</c>`, notAllowed},
+		{xmlType, `<c>{{security_code}}<?x?>1</c>`, notAllowed},
+		{xmlType, `<c><![CDATA[1]]>{{security_code}}</c>`, notAllowed},
+		{xmlType, `<c>{{security_code}}<![CDATA[1]]></c>`, notAllowed},
+		{xmlType, `<c>1<b/>{{security_code}}</c>`, notAllowed},
+		{xmlType, `<c>1<b></b>{{security_code}}</c>`, notAllowed},
+		{xmlType, `<c>, {{security_code}}</c>`, notAllowed},
+		{formType, `c=%26%2349%3B{{security_code}}`, notAllowed},
+		{jsonType, `{"c":"&#49;{{security_code}}"}`, notAllowed},
+
+		// The other side would read other characters.
+		{xmlType, `<?xml version="1.0" encoding="UTF-7"?><a>{{ account_number }}</a>`, notAllowed},
+		{xmlType, ` <?xml version="1.0" encoding='IBM037' ?><a>{{ account_number }}</a>`, notAllowed},
+		{xmlType, `<?xml version="1.0" encoding="UTF-8" encoding="UTF-7"?><a>{{ account_number }}</a>`, notAllowed},
+		{xmlType, "<\x00a\x00>\x00{{ account_number }}", format},
+		{xmlType, "Lo{{ account_number }}", format},
+		{xmlType, "<a>\xe4{{ account_number }}</a>", format},
+		{jsonType, "\"\xe4{{ account_number }}\"", format},
 		{"multipart/form-data; boundary=x", "--x\r\n\r\n{{ account_number }}\r\n--x--", notAllowed},
 		{"text/plain", "{{ account_number }}", notAllowed},
 		{"", "{{ account_number }}", notAllowed},
@@ -228,6 +265,35 @@ func TestMany(t *testing.T) {
 	}
 	if got := render(t, parsed, v); string(got) != strings.Repeat("a=05&", 100_000) {
 		t.Error("body differs")
+	}
+}
+
+// TestApart: what looks like the beginning of an escape, and text beside a code, is taken where
+// it cannot mislead.
+func TestApart(t *testing.T) {
+	for _, c := range []struct{ contentType, body, want string }{
+		{jsonType, `"100% {{ expiry_month }}"`, `"100% 04"`},
+		{jsonType, `"\\u0041{{ expiry_month }}\n{{ expiry_yy }}"`, `"\\u004104\n31"`},
+		{formType, `n=%41{{account_number}}&m=a%26{{expiry_month}}`, `n=%414242424242424242&m=a%2604`},
+		{xmlType, `<a>R&amp;D &#65;{{expiry_month}}</a>`, `<a>R&amp;D &#65;04</a>`},
+		{xmlType, "<?xml version='1.0' encoding='utf-8'?>\n<a>\n <c> {{security_code}}\n</c></a>", "<?xml version='1.0' encoding='utf-8'?>\n<a>\n <c> 739\n</c></a>"},
+		{xmlType, "\ufeff<a c='{{security_code}}'/>", "\ufeff<a c='739'/>"},
+	} {
+		if got, broken := filled(t, template.Syntax{}, c.contentType, c.body); got != c.want {
+			t.Errorf("%s becomes %s %s", c.body, got, broken)
+		}
+	}
+}
+
+// TestEscapesInForm: the cost of a body grows with its length alone. If it grew with the square
+// of it, this would end with the time of all tests.
+func TestEscapesInForm(t *testing.T) {
+	const length = 4 << 20
+	for _, piece := range []string{"%", "%7A", "{", "%7B%7B+", "{{a", "{{ "} {
+		body := []byte("a={{eci}}" + strings.Repeat(piece, length/len(piece)))
+		if parsed, broken := (template.Syntax{}).Body(formType, body); broken != nil || parsed.Names != template.Of(template.ECI) {
+			t.Errorf("%q, repeated: %v", piece, broken)
+		}
 	}
 }
 

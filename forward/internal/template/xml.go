@@ -2,6 +2,7 @@ package template
 
 import (
 	"bytes"
+	"regexp"
 	"strconv"
 	"unicode/utf8"
 
@@ -10,6 +11,10 @@ import (
 
 // xml finds the placeholders in the text and the attributes of XML.
 func (t *Template) xml(s Syntax) *rule.Broken {
+	begin := bytes.TrimLeft(bytes.TrimPrefix(t.text, []byte("\ufeff")), " \t\r\n")
+	if !bytes.HasPrefix(begin, []byte("<")) || bytes.IndexByte(t.text, 0) >= 0 {
+		return malformed("XML in UTF-8") // parsers guess an encoding from its first bytes
+	}
 	for pos := 0; pos < len(t.text); {
 		open := bytes.IndexByte(t.text[pos:], '<')
 		if open < 0 {
@@ -27,6 +32,37 @@ func (t *Template) xml(s Syntax) *rule.Broken {
 	return nil
 }
 
+// isAttribute reports whether a value is one of an attribute.
+func (t *Template) isAttribute(value span) bool {
+	return value.start > 0 && t.text[value.start-1] != '>'
+}
+
+// isElement reports whether a text is all that is between a tag and its end tag. A comment
+// or CDATA beside it would not separate it from more text.
+func (t *Template) isElement(value span) bool {
+	before, after := t.text[:value.start], t.text[value.end:]
+	for _, end := range []string{"-->", "?>", "]]>", "/>"} {
+		if bytes.HasSuffix(before, []byte(end)) {
+			return false
+		}
+	}
+	open := bytes.LastIndexByte(before, '<')
+	return open >= 0 && before[open+1] != '/' && bytes.HasPrefix(after, []byte("</"))
+}
+
+// encoding finds the encoding in the declaration of XML.
+var encoding = regexp.MustCompile(`encoding\s*=\s*["']([^"']*)["']`)
+
+// isUTF8 reports whether the declaration of XML, or a processing instruction, has no other
+// encoding.
+func isUTF8(declaration []byte) bool {
+	if !bytes.Contains(bytes.ToLower(declaration), []byte("encoding")) {
+		return true
+	}
+	all := encoding.FindAllSubmatch(declaration, -1)
+	return len(all) == 1 && isCharset(string(all[0][1]))
+}
+
 // markup reads what begins with a < and returns its end.
 func (t *Template) markup(s Syntax, start int) (int, *rule.Broken) {
 	for _, m := range []struct{ begin, end, where string }{
@@ -41,6 +77,9 @@ func (t *Template) markup(s Syntax, start int) (int, *rule.Broken) {
 		n := bytes.Index(t.text[inside:], []byte(m.end))
 		if n < 0 {
 			return 0, malformed("XML")
+		}
+		if m.begin == "<?" && !isUTF8(t.text[inside:inside+n]) {
+			return 0, notAllowed("in a body that is not UTF-8")
 		}
 		return inside + n + len(m.end), t.refuse(s, span{inside, inside + n}, false, m.where)
 	}
