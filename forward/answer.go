@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -41,6 +42,7 @@ var dropped = append([]string{"Content-Encoding", "Content-Length", "Set-Cookie"
 
 // read reads an answer and masks it.
 func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor) (*Answer, error) {
+	defer resp.Body.Close() // waits until the request is not in use any more
 	a := &Answer{ID: uuid.New(), StatusCode: resp.StatusCode, Header: http.Header{}}
 	listed := strings.FieldsFunc(strings.Join(resp.Header["Connection"], ","), func(c rune) bool { return c == ',' || c == ' ' })
 	for name, values := range resp.Header {
@@ -65,7 +67,7 @@ func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor
 		return a, nil
 	}
 
-	masked, redacted := r.Text(body, isJSON(resp.Header.Get("Content-Type"), body))
+	masked, redacted := r.Text(body, isJSON(body))
 	if redacted {
 		clear(body)
 		a.Redacted = true
@@ -127,12 +129,17 @@ func readable(mediaType string, body []byte) bool {
 	if bytes.HasPrefix(body, []byte{0x1f, 0x8b}) { // compressed once more
 		return false
 	}
-	_, parameters, err := mime.ParseMediaType(mediaType)
+	media, parameters, err := mime.ParseMediaType(mediaType)
+	text := media == "" || strings.HasPrefix(media, "text/") || strings.HasSuffix(media, "json") || strings.HasSuffix(media, "xml")
+	if text && bytes.IndexByte(body, 0) >= 0 { // UTF-16, whatever it is called
+		return false
+	}
 	if err != nil {
 		return true
 	}
+
 	charset := strings.ToLower(parameters["charset"])
-	for _, known := range []string{"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-", "latin1", "windows-125", "utf-16"} {
+	for _, known := range []string{"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-", "latin1", "windows-125"} {
 		if strings.HasPrefix(charset, known) {
 			return true
 		}
@@ -140,11 +147,11 @@ func readable(mediaType string, body []byte) bool {
 	return charset == ""
 }
 
-// isJSON reports whether a body is JSON, or looks like it.
-func isJSON(mediaType string, body []byte) bool {
-	media, _, _ := mime.ParseMediaType(mediaType)
+// isJSON reports whether a body is an object or array of JSON. Text in which only strings
+// were searched for a security code could have it elsewhere.
+func isJSON(body []byte) bool {
 	start := bytes.TrimLeft(body, " \t\r\n")
-	return media == "application/json" || strings.HasSuffix(media, "+json") || len(start) > 0 && (start[0] == '{' || start[0] == '[')
+	return len(start) > 0 && (start[0] == '{' || start[0] == '[') && json.Valid(start)
 }
 
 // The tags of an answer that is kept under an idempotency key.

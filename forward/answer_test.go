@@ -181,6 +181,8 @@ func TestLimits(t *testing.T) {
 		"compressed twice":  {http.Header{"Content-Encoding": {"gzip"}}, func(w io.Writer) { _, _ = io.WriteString(w, compressed(compressed(number))) }, 200, ""},
 		"not compressed":    {http.Header{"Content-Encoding": {"gzip"}}, func(w io.Writer) { _, _ = io.WriteString(w, number) }, 200, ""},
 		"another charset":   {http.Header{"Content-Type": {"text/plain; charset=ibm037"}}, func(w io.Writer) { _, _ = io.WriteString(w, "x") }, 200, ""},
+		"UTF-16":            {http.Header{"Content-Type": {"application/json; charset=utf-16"}}, func(w io.Writer) { _, _ = io.WriteString(w, "\x00\"\x007\x003\x009\x00\"") }, 200, ""},
+		"UTF-16, unnamed":   {http.Header{"Content-Type": {"text/xml"}}, func(w io.Writer) { _, _ = io.WriteString(w, "<\x00a\x00>\x007\x003\x009\x00") }, 200, ""},
 		"as long as may be": {nil, func(w io.Writer) { _, _ = w.Write(make([]byte, 1<<20)) }, 200, string(make([]byte, 1<<20))},
 		"a byte longer":     {nil, func(w io.Writer) { _, _ = w.Write(make([]byte, 1<<20+1)) }, 200, ""},
 		"compressed":        {http.Header{"Content-Encoding": {"gzip"}}, func(w io.Writer) { _, _ = io.WriteString(w, compressed("abc")) }, 200, "abc"},
@@ -215,6 +217,27 @@ func TestLimits(t *testing.T) {
 	}
 	if served > 64<<20 {
 		t.Errorf("%d bytes were read of 10 GB", served)
+	}
+}
+
+// TestCodeInText: only in JSON are the strings all that is searched for a security code.
+func TestCodeInText(t *testing.T) {
+	for _, c := range []struct{ contentType, answer, want string }{
+		{"text/plain", "[error] code 739 is wrong", "[error] code *** is wrong"},
+		{jsonType, "code 739 is wrong", "code *** is wrong"},
+		{jsonType, `{"error":"code 739`, `{"error":"code ***`},
+		{jsonType, `{"error":739}` + "\n" + `{"error":739}`, `{"error":***}` + "\n" + `{"error":***}`},
+		{"application/problem+json", ` {"status":739,"error":"739"}`, ` {"status":739,"error":"***"}`},
+	} {
+		l := open(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", c.contentType)
+			_, _ = io.WriteString(w, c.answer)
+		}, nil)
+		a, err := l.do(t, `{"c":"{{ security_code }}"}`, nil)
+		if err != nil || string(a.Body) != c.want {
+			t.Errorf("%s, %s becomes %s, %v", c.contentType, c.answer, a.Body, err)
+		}
+		l.server.Close()
 	}
 }
 

@@ -243,6 +243,15 @@ func TestIdempotency(t *testing.T) {
 	if _, err := l.do(t, charge, opts); !errors.Is(err, cardvault.ErrIdempotencyKeyReused) {
 		t.Errorf("another request: %v", err)
 	}
+
+	// Without a library the headers count: they can name another account of the provider.
+	r, direct := l.request(jsonType, charge), &forward.CallOptions{IdempotencyKey: "direct"}
+	for account, want := range []error{nil, cardvault.ErrIdempotencyKeyReused} {
+		r.Header.Set("X-Account", fmt.Sprint(account))
+		if _, err := l.Do(t.Context(), l.token, r, direct); !errors.Is(err, want) {
+			t.Errorf("account %d: %v", account, err)
+		}
+	}
 }
 
 // TestRaces: forwards beside Delete and Consume have the whole card, or an error.
@@ -294,7 +303,7 @@ func TestLeak(t *testing.T) {
 	if strings.Contains(l.log.String(), code) || strings.Contains(string(a.Body), code) {
 		t.Error("the code shows")
 	}
-	if !strings.Contains(l.log.String(), "forward:psp") {
+	if !strings.Contains(l.log.String(), "forward:psp") || !strings.Contains(l.log.String(), "POST 200") {
 		t.Errorf("the log does not name the use:\n%s", l.log.String())
 	}
 }

@@ -67,8 +67,11 @@ func (f *Forwarder) prepare(r *Request, opts *CallOptions, syntax template.Synta
 		return nil, err
 	}
 	to, err := find(f.destinations, m.method, m.url)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case len(m.credentials) > 0 && to.Credential == nil:
+		return nil, &cardvault.FieldError{Field: "Header", Code: invalid.UnknownPlaceholder, Message: "has a credential that the destination does not have"}
 	}
 	return &call{message: m, to: to, opts: opts}, nil
 }
@@ -119,10 +122,10 @@ func (c *call) send(ctx context.Context, used *card.Used, payment *receive.Crede
 	redactor := new(redact.Redactor)
 	defer redactor.Wipe()
 	values := valuesOf(used, payment)
+	defer wipe(values)
 	if err := c.addCredentials(ctx, values); err != nil {
 		return nil, err
 	}
-	defer wipe(values)
 	c.setUp(redactor, used, payment, values)
 
 	out, wipeAll, err := c.fill(values)
@@ -133,7 +136,6 @@ func (c *call) send(ctx context.Context, used *card.Used, payment *receive.Crede
 	resp, err := c.to.client.Do(ctx, out)
 	if err == nil {
 		c.answer, err = c.read(ctx, resp, redactor)
-		_ = resp.Body.Close() // waits until the request is not in use any more
 	}
 	if err != nil {
 		return c.failed(ctx, err)
@@ -142,7 +144,7 @@ func (c *call) send(ctx context.Context, used *card.Used, payment *receive.Crede
 	return &use.Sent{
 		Answer:  c.answer.encode,
 		Consume: c.opts.Consume && c.answer.StatusCode/100 == 2,
-		Detail:  strconv.Itoa(c.answer.StatusCode),
+		Detail:  c.method + " " + strconv.Itoa(c.answer.StatusCode),
 	}, nil
 }
 
@@ -158,7 +160,7 @@ func (c *call) failed(ctx context.Context, err error) (*use.Sent, error) {
 		}
 		return nil, fmt.Errorf("%w: nothing was sent: %w", cardvault.ErrProviderUnavailable, err)
 	}
-	return &use.Sent{Answer: func() []byte { return encodeFailure(kept) }, Detail: "no answer"}, unknown(class, err)
+	return &use.Sent{Answer: func() []byte { return encodeFailure(kept) }, Detail: c.method + " without an answer"}, unknown(class, err)
 }
 
 // valuesOf returns the values for placeholders. The slices belong to the card.
@@ -249,21 +251,24 @@ func (c *call) setUp(r *redact.Redactor, used *card.Used, payment *receive.Crede
 func (c *call) fill(v *template.Values) (*exchange.Request, func(), error) {
 	out := &exchange.Request{Method: c.method, Target: c.url}
 	var filled []*template.Filled
+	var inHeader [][]byte
 	var whole []byte // for Sign
 	wipeAll := func() {
 		for _, f := range filled {
 			f.Wipe()
 		}
-		for _, f := range out.Header {
-			clear(f.Value)
+		for _, value := range inHeader {
+			clear(value)
 		}
 		clear(whole)
 	}
 
 	for i := range c.header {
 		f := c.header[i].template.Fill(v)
-		out.Header = append(out.Header, exchange.Field{Name: c.header[i].name, Value: f.Bytes()})
+		value := f.Bytes()
 		f.Wipe()
+		inHeader = append(inHeader, value)
+		out.Header = append(out.Header, exchange.Field{Name: c.header[i].name, Value: value})
 	}
 	if c.body != nil {
 		f := c.body.Fill(v)

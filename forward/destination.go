@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/forward/internal/exchange"
 	"github.com/cardvault/cardvault/internal/egress"
@@ -196,11 +197,12 @@ func plainPath(u *url.URL) bool {
 	segments := strings.Split(u.Path, "/")
 	for i, s := range segments {
 		name, _, _ := strings.Cut(s, ";") // which some take for a parameter of the segment
-		if name == "." || name == ".." || s == "" && i > 0 && i < len(segments)-1 {
+		dots := name != "" && strings.Trim(name, ". ") == ""
+		if dots || name == "" && i > 0 && i < len(segments)-1 {
 			return false
 		}
 	}
-	return segments[0] == ""
+	return segments[0] == "" && utf8.ValidString(u.Path)
 }
 
 // origin returns what makes two URLs lead to the same system.
@@ -212,22 +214,42 @@ func origin(u *url.URL) string {
 	return u.Scheme + "://" + net.JoinHostPort(u.Hostname(), port)
 }
 
-// find returns the destination of a request, or ErrDestination.
+// find returns the destination of a request, or ErrDestination. A path that some systems take
+// for one of a longer prefix, and others do not, has none.
 func find(all []*destination, method string, u *url.URL) (*destination, error) {
-	var found *destination
+	var found, closest *destination
 	for _, d := range all {
-		rest, ok := strings.CutPrefix(u.Path, d.prefix)
-		if !ok || rest != "" && rest[0] != '/' || origin(u) != origin(d.url) {
+		if origin(u) != origin(d.url) || !within(loose(u.Path), loose(d.prefix)) {
 			continue
 		}
-		if found == nil || len(d.prefix) > len(found.prefix) {
+		if closest == nil || len(d.prefix) > len(closest.prefix) {
+			closest = d
+		}
+		if within(u.Path, d.prefix) && (found == nil || len(d.prefix) > len(found.prefix)) {
 			found = d
 		}
 	}
-	if found == nil || !slices.Contains(found.Methods, method) {
+	if found == nil || len(found.prefix) < len(closest.prefix) || !slices.Contains(found.Methods, method) {
 		return nil, ErrDestination
 	}
 	return found, nil
+}
+
+// within reports whether a path is the prefix, or below it.
+func within(path, prefix string) bool {
+	rest, ok := strings.CutPrefix(path, prefix)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// loose returns a path as the least exact systems read it: without regard to case, to
+// parameters of segments, and to dots and blanks at the end of segments.
+func loose(path string) string {
+	segments := strings.Split(strings.ToLower(path), "/")
+	for i, s := range segments {
+		name, _, _ := strings.Cut(s, ";")
+		segments[i] = strings.TrimRight(name, ". ")
+	}
+	return strings.Join(segments, "/")
 }
 
 // admits returns ErrDestination unless an account may forward to d.

@@ -177,6 +177,8 @@ func TestRefused(t *testing.T) {
 		{"line break in a header", func(r *forward.Request) { r.Header["X"] = []string{"a\r\nHost: b"} }, "Header", invalid.Format},
 		{"bad header name", func(r *forward.Request) { r.Header["X Y"] = []string{"a"} }, "Header", invalid.Format},
 		{"a key of the vault", func(r *forward.Request) { r.Header["X-Api-Key"] = []string{"vk_test_x"} }, "Header", invalid.Format},
+		{"a key of the vault behind a word", func(r *forward.Request) { r.Header["Authorization"] = []string{"Bearer vk_live_x"} }, "Header", invalid.Format},
+		{"half an escape", func(r *forward.Request) { r.Header["X"] = []string{"%4{{ account_number }}"} }, "Header", invalid.PlaceholderNotAllowed},
 		{"too many headers", func(r *forward.Request) { r.Header["X"] = make([]string, 101) }, "Header", invalid.TooLong},
 		{"credential that is not there", func(r *forward.Request) { r.Header["X"] = []string{"{{ destination.key }}"} }, "Header", invalid.UnknownPlaceholder},
 		{"method", func(r *forward.Request) { r.Method = "CONNECT" }, "Method", invalid.Enum},
@@ -190,6 +192,9 @@ func TestRefused(t *testing.T) {
 		{"backslash", func(r *forward.Request) { r.URL += "%5cx" }, "URL", invalid.Format},
 		{"encoded percent", func(r *forward.Request) { r.URL += "/%252e%252e/x" }, "URL", invalid.Format},
 		{"empty segment", func(r *forward.Request) { r.URL += "//x" }, "URL", invalid.Format},
+		{"dots and blanks", func(r *forward.Request) { r.URL += "/..%20/x" }, "URL", invalid.Format},
+		{"overlong dots", func(r *forward.Request) { r.URL += "/%c0%ae%c0%ae/x" }, "URL", invalid.Format},
+		{"segment that is a parameter", func(r *forward.Request) { r.URL += "/;a/x" }, "URL", invalid.Format},
 		{"fragment", func(r *forward.Request) { r.URL += "#x" }, "URL", invalid.Format},
 		{"scheme", func(r *forward.Request) { r.URL = "ftp" + strings.TrimPrefix(r.URL, "https") }, "URL", invalid.Format},
 		{"relative", func(r *forward.Request) { r.URL = "/v1/charges" }, "URL", invalid.Format},
@@ -243,6 +248,9 @@ func TestDestinations(t *testing.T) {
 		{"POST", "/v1", true}, {"GET", "/v1/x", true}, {"POST", "/v1/refunds", true}, {"POST", "/%761/x", true},
 		{"GET", "/v1/refunds", false}, {"GET", "/v1/%72efunds/1", false}, {"PUT", "/v1", false},
 		{"POST", "/v10", false}, {"POST", "/", false}, {"POST", "", false}, {"POST", "/V1", false}, {"POST", "/v2", false},
+		// Some systems take these for /v1/refunds and for /v2.
+		{"POST", "/v1/Refunds", false}, {"POST", "/v1/refunds;a=b/1", false}, {"POST", "/v1/refunds%20/1", false}, {"POST", "/v1/refunds./1", false},
+		{"POST", "/v1;a/x", false}, {"POST", "/v1/x;a=b", true}, {"POST", "/v1/X.", true},
 	} {
 		r := l.request(jsonType, "")
 		r.Method, r.URL = c.method, l.server.URL+c.path
@@ -324,6 +332,10 @@ func TestHeaders(t *testing.T) {
 	for name, value := range map[string]string{
 		"host": "evil.example", "Content-Length": "1", "connection": "close, X-Api-Key", "Transfer-Encoding": "chunked", "Expect": "100-continue",
 		"Accept-Encoding": "br", "x-api-key": "theirs", "Idempotency-Key": "k", "TE": "trailers", "Upgrade": "h2c", "Cookie": "a=b",
+		// They would undo the methods and the prefix of the destination, or hide the card in the answer.
+		"X-HTTP-Method-Override": "DELETE", "x_http_method_override": "DELETE", "X-Method-Override": "DELETE", "X-HTTP-Method": "DELETE",
+		"X-Original-URL": "/admin", "X-Rewrite-URL": "/admin", "Transfer_Encoding": "chunked", "Proxy": "http://evil.example",
+		"Accept-Charset": "utf-16", "Range": "bytes=0-9",
 	} {
 		r.Header[name] = []string{value}
 	}
@@ -440,6 +452,13 @@ func TestCredential(t *testing.T) {
 	if _, err := l.Do(t.Context(), l.token, r, nil); err == nil {
 		t.Error("a credential with a line break is sent")
 	}
+	r.Body = []byte(`{"a":"{{ destination.key }}"}`)
+	l.forwardTo(t, nil)
+	r.Body = nil
+	if got := codeOf(t, l.Check(r, nil), "Header"); got != invalid.UnknownPlaceholder {
+		t.Errorf("a destination without credentials: %s", got)
+	}
+
 	r.Body = []byte(`{"a":"{{ destination.key }}"}`)
 	_, err = l.Do(t.Context(), l.token, r, nil)
 	if got := codeOf(t, err, "Body"); got != invalid.PlaceholderNotAllowed || l.requests.Load() != before {

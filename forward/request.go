@@ -21,18 +21,21 @@ type Request struct {
 	Method string
 	URL    string
 
-	// Header has names in any case. Host, Content-Length, Accept-Encoding and the headers of
-	// a connection have no effect.
+	// Header has names in any case. Host, Content-Length, the headers of a connection, and
+	// headers such as X-HTTP-Method-Override, Accept-Encoding and Range have no effect.
 	Header http.Header
 
 	Body []byte // at most MaxBody; JSON, a form or XML if it has placeholders
+
+	library bool // it comes from a library
 }
 
 // CallOptions are the optional parts of a forward.
 type CallOptions struct {
 	// IdempotencyKey makes a repetition of the forward return the answer of the first one,
-	// for [cardvault.Options.IdempotencyTTL]. It is unique within the account. Headers are not
-	// compared. An answer of more than 56 KiB is repeated without its body.
+	// for [cardvault.Options.IdempotencyTTL]. It is unique within the account. Headers are
+	// compared in Do alone: libraries put random ids and times there. An answer of more than
+	// 56 KiB is repeated without its body.
 	IdempotencyKey string
 
 	// Marker, of 16 to 64 letters and digits that the caller has made up for this request,
@@ -52,10 +55,21 @@ const (
 	maxHeaderSize = 32 << 10 // of names and values together
 )
 
-// notForwarded are the headers that concern a connection, or are the sender's own.
+// notForwarded are the headers that concern a connection, or are the sender's own; headers
+// that take the place of the method and the path, which the destination limits; and
+// headers that ask for an answer in a form in which the card would not be found.
 var notForwarded = []string{
 	"Accept-Encoding", "Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Proxy-Authenticate",
 	"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Proxy", "X-Forwarded-Host", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
+	"X-Original-Method", "X-Original-Url", "X-Rewrite-Url",
+	"Accept-Charset", "If-Range", "Range",
+}
+
+// isForwarded reports whether a header of a canonical name is the caller's. For some
+// systems an underscore is a hyphen.
+func isForwarded(name string) bool {
+	return !slices.Contains(notForwarded, textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
 }
 
 // A header is a value of a header, with its placeholders.
@@ -161,7 +175,7 @@ func (m *message) parseHeader(h http.Header, syntax template.Syntax) *rule.Broke
 			return broken
 		}
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
-		if slices.Contains(notForwarded, canonical) {
+		if !isForwarded(canonical) {
 			continue
 		}
 
@@ -189,7 +203,7 @@ func headerValue(value string, syntax template.Syntax) (*template.Template, *rul
 	switch {
 	case !isHeaderValue(value):
 		return nil, &rule.Broken{Code: invalid.Format, Message: "must not have line breaks or other control characters"}
-	case strings.HasPrefix(value, "vk_test_") || strings.HasPrefix(value, "vk_live_"):
+	case strings.Contains(value, "vk_test_") || strings.Contains(value, "vk_live_"):
 		return nil, &rule.Broken{Code: invalid.Format, Message: "must not be an API key of the vault"}
 	}
 	return syntax.Header([]byte(value))
@@ -251,8 +265,7 @@ func contentType(h http.Header) (found string) {
 	return found
 }
 
-// canonical returns what must be the same in a repetition. Headers are left out, since
-// libraries put random ids and times there, and so is a random marker.
+// canonical returns what must be the same in a repetition, without a random marker.
 func (m *message) canonical(r *Request, opts *CallOptions, syntax template.Syntax) []byte {
 	body := r.Body
 	if syntax.Bare {
@@ -262,11 +275,17 @@ func (m *message) canonical(r *Request, opts *CallOptions, syntax template.Synta
 	b = tlv.Append(b, 2, m.url.String())
 	b = tlv.Append(b, 3, opts.Marker)
 	b = tlv.AppendBool(b, 4, opts.Consume)
+
 	if p := opts.Payment; p != nil {
 		b = tlv.AppendUint(b, 5, uint64(p.Amount))
 		b = tlv.Append(b, 6, p.Currency)
 		b = tlv.Append(b, 7, p.Reference)
 		b = tlv.Append(b, 8, p.Merchant[:])
 	}
-	return append(b, body...) // at the end, since a field has less room
+	if !r.library {
+		for _, h := range m.header {
+			b = tlv.Append(tlv.Append(b, 9, h.name), 10, h.text)
+		}
+	}
+	return append(tlv.AppendBool(b, 11, true), body...) // at the end, since a field has less room
 }

@@ -103,7 +103,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errNoToken
 	}
 
-	out := &Request{Method: r.Method, URL: r.URL.String(), Header: r.Header, Body: body}
+	out := &Request{Method: r.Method, URL: r.URL.String(), Header: r.Header, Body: body, library: true}
 	if out.Method == "" {
 		out.Method = http.MethodGet
 	}

@@ -137,7 +137,7 @@ func (c *connection) send(host string, r *Request) error {
 	defer buffers.Put(w.buffer) // erased by each flush
 
 	put(&w, r.Method+" "+r.Target.RequestURI()+" HTTP/1.1\r\nHost: "+host+"\r\n")
-	if r.Body != nil {
+	if r.Body != nil || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch {
 		put(&w, "Content-Length: "+strconv.FormatInt(r.Size, 10)+"\r\n")
 	}
 	for _, f := range r.Header {
@@ -215,11 +215,4 @@ func (c *connection) receive(method string) (*http.Response, error) {
 		}
 	}
 	return nil, errors.New("exchange: too many interim answers")
-}
-
-// forget erases the answer in the buffer for reading, unless some is still to be read.
-func (c *connection) forget() {
-	if c.in.Buffered() == 0 {
-		clear(c.source.buffer)
-	}
 }

@@ -191,7 +191,7 @@ func (x *exchange) Close() error {
 
 // end waits until the request is not in use any more.
 func (x *exchange) end(keep bool) {
-	keep = x.stop() && keep
+	keep = x.stop() && keep && x.conn.in.Buffered() == 0
 	if keep { // the answer may have come before the end of the request
 		keep = x.conn.SetWriteDeadline(time.Now().Add(grace)) == nil
 	}
@@ -199,7 +199,7 @@ func (x *exchange) end(keep bool) {
 		_ = x.conn.Close()
 	}
 	err := <-x.sent
-	x.conn.forget()
+	clear(x.conn.source.buffer) // it has the answer
 	switch {
 	case keep && err == nil:
 		x.park(x.conn)

@@ -343,6 +343,34 @@ func (w *witness) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// TestNoBody: a request that could have a body says that it has none. Some systems refuse it
+// otherwise.
+func TestNoBody(t *testing.T) {
+	for _, method := range []string{"POST", "PUT", "PATCH", "GET", "DELETE"} {
+		heads := make(chan string, 1)
+		client, _ := peer(t, func(c net.Conn, in *bufio.Reader) {
+			head := ""
+			for !strings.HasSuffix(head, "\r\n\r\n") {
+				line, err := in.ReadString('\n')
+				if err != nil {
+					return
+				}
+				head += line
+			}
+			heads <- head
+			_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+		})
+		r := request("")
+		r.Method, r.Body, r.Size = method, nil, 0
+		if status, _, err := send(t, client, r); status != 204 || err != nil {
+			t.Fatal(status, err)
+		}
+		if head := <-heads; strings.Contains(head, "\r\nContent-Length: 0\r\n") != strings.HasPrefix(method, "P") {
+			t.Errorf("request is %q", head)
+		}
+	}
+}
+
 // TestErased: when the answer is there, nothing of the request is in a buffer for writing,
 // and nothing of the answer in the one for reading.
 func TestErased(t *testing.T) {
@@ -376,5 +404,26 @@ func TestErased(t *testing.T) {
 			}
 			_ = conn.Close()
 		}
+	}
+
+	// An answer that is not read to its end.
+	client, _ := peer(t, func(c net.Conn, in *bufio.Reader) {
+		take(in)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 32\r\n\r\n4242424242424242")
+		_, _ = in.ReadByte()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	resp, err := client.Do(ctx, request("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := resp.Body.Read(make([]byte, 4)); err != nil {
+		t.Fatal(err)
+	}
+	conn := resp.Body.(*exchange).conn
+	_ = resp.Body.Close()
+	if b := conn.source.buffer; len(b) == 0 || len(bytes.Trim(b, "\x00")) > 0 {
+		t.Errorf("the buffer for reading has %.40q", b)
 	}
 }

@@ -78,6 +78,7 @@ func (s Syntax) find(text []byte, from int, escapes bool) (found, bool) {
 				brace = i + next
 			}
 		}
+
 		next := brace
 		if escapes {
 			if percent := bytes.IndexByte(text[i:brace], '%'); percent >= 0 {

@@ -242,15 +242,16 @@ func opens(text []byte) bool {
 	if i < 0 {
 		return false
 	}
+
 	digits := text[i+1:]
-	most := 0 // how many of them an escape has at least
-	switch kind := text[i]; {
-	case kind == '&':
+	most := 0 // how many of them the escape has
+	switch first := text[i]; {
+	case first == '&':
 		code, ok := bytes.CutPrefix(digits, []byte("#"))
 		return ok && areHex(bytes.TrimPrefix(bytes.ToLower(code), []byte("x")))
 	case len(digits) > 0 && digits[0]|' ' == 'u':
 		digits, most = digits[1:], 4
-	case kind == '%':
+	case first == '%':
 		most = 2
 	case len(digits) > 0 && digits[0] == 'x':
 		digits, most = digits[1:], 2

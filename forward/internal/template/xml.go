@@ -83,6 +83,7 @@ func (t *Template) markup(s Syntax, start int) (int, *rule.Broken) {
 		}
 		return inside + n + len(m.end), t.refuse(s, span{inside, inside + n}, false, m.where)
 	}
+
 	if bytes.HasPrefix(t.text[start:], []byte("<!")) {
 		return 0, notAllowed("in XML with a document type") // whose entities could be anything
 	}
