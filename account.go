@@ -26,16 +26,16 @@ type Account struct {
 	CreatedAt time.Time
 	Name      string // for the operator; 1 to 255 characters, or "" for none
 
-	// ImportApproved allows POST /cde-import. It is enforced at the REST
-	// border: a Go program that calls Import is its own operator.
+	// ImportApproved allows POST /cde-import. It is enforced only over REST: a Go program
+	// that calls Import is its own operator.
 	ImportApproved bool
 
 	// NetworkTokensActive allows network tokens.
 	NetworkTokensActive bool
 
-	// ProviderAccounts are those for whom ObtainPPAN sends cards. A vault in live mode sends
-	// none for others. In sandbox mode the first for whom a card is sent is put into an
-	// empty list.
+	// ProviderAccounts lists the accounts at the provider for which ObtainPPAN sends cards. A
+	// live vault sends cards for no others. In sandbox mode an empty list is filled with the
+	// first account for which a card is sent.
 	ProviderAccounts []ProviderAccount
 
 	// Quotas are the effective ones: from UpdateAccount, else from Options.Quotas.
@@ -45,8 +45,8 @@ type Account struct {
 	overrides Quotas // 0: as Options.Quotas
 }
 
-// A ProviderAccount says for whom cards may be sent to the provider: three fields of a
-// ppan.Account.
+// A ProviderAccount names an account at the provider for which cards may be sent: three
+// fields of a ppan.Account.
 type ProviderAccount struct {
 	AID      string
 	MID      string
@@ -164,8 +164,8 @@ type AccountUpdate struct {
 
 // UpdateAccount changes the account of this handle and returns it. Every process on the
 // store follows at once. Network tokens that become active are asked for, in the
-// background, for all tokens of the account that can have one. What the account has beyond
-// a new quota stays.
+// background, for all tokens of the account that can have one. Existing objects beyond a
+// new quota stay.
 //
 // Errors: FieldErrors; ErrNotFound.
 func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account, err error) {

@@ -61,8 +61,8 @@ var allScopes = []Scope{
 // AllScopes returns every scope.
 func AllScopes() []Scope { return slices.Clone(allScopes) }
 
-// An APIKey authenticates calls of one account at the REST border. Only a hash
-// of its secret is stored.
+// An APIKey authenticates calls of one account over REST. Only a hash of its secret is
+// stored.
 type APIKey struct {
 	ID        uuid.UUID `wire:"id"`
 	Label     string    `wire:"label"`
@@ -71,9 +71,8 @@ type APIKey struct {
 	Scopes    []Scope   `wire:"scopes"`
 	Account   uuid.UUID
 
-	// Root is the id of the first key of the chain of creators: its own id if no key
-	// made it. Whatever counts calls for a key counts them for its root, so that a key
-	// gains nothing by making others.
+	// Root is the id of the first key of the chain of creators: its own id if no key made it.
+	// Calls of a key are counted for its root, so that a key gains nothing by making others.
 	Root uuid.UUID
 
 	// Text authenticates as the key. It is set only by the CreateAPIKey that has made the
@@ -114,7 +113,7 @@ func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 	case len(scopes) == 0:
 		errs = append(errs, &FieldError{"Scopes", invalid.TooShort, "must name at least one scope"})
 	case slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(allScopes, s) }):
-		errs = append(errs, &FieldError{"Scopes", invalid.Enum, "must name scopes that exist"})
+		errs = append(errs, &FieldError{"Scopes", invalid.Enum, "must name known scopes"})
 	}
 	if opts != nil {
 		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL))
@@ -127,8 +126,8 @@ func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 // However it is printed, logged or encoded, nothing of it shows. The zero value is empty.
 type APIKeyText struct{ hidden }
 
-// NewAPIKeyText returns an APIKeyText of a copy of text, such as one from a secret
-// manager. Whether it is one is for EnsureAPIKey to say.
+// NewAPIKeyText returns an APIKeyText of a copy of text, such as one from a secret manager.
+// EnsureAPIKey checks it.
 func NewAPIKeyText(text []byte) APIKeyText { return APIKeyText{hiding.New(text)} }
 
 // GenerateAPIKeyText returns a new text for EnsureAPIKey, with 256 random bits.
@@ -178,9 +177,9 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 // If several calls come at once, in several processes too, one makes the key. opts may be
 // nil, and can have no IdempotencyKey; label and end of an existing key stay as they are.
 //
-// A text makes one key for ever: once that is revoked or has expired the error is
-// ErrAPIKeyRevoked. Text of CreateAPIKey is refused, and so is text that evidently lacks 256
-// random bits.
+// A text never makes a second key: once the first is revoked or has expired the error is
+// ErrAPIKeyRevoked. Text of CreateAPIKey is refused, and so is text that evidently lacks
+// 256 random bits.
 //
 // Errors: as for CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
 func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
@@ -490,7 +489,7 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error
 	return v.DeleteAPIKey(ctx, id)
 }
 
-// A Principal is who an API key stands for.
+// A Principal is the caller that an API key authenticates.
 type Principal struct {
 	Key     *APIKey
 	Account *Account
@@ -534,7 +533,7 @@ func (p *Principal) clone() *Principal {
 // secret.
 func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte) (*Principal, error) {
 	at := now()
-	found, damaged, err := v.ledger.FindOwned(ctx, kindAPIKey, []byte(short), 16, v.nobody.account)
+	found, damaged, err := v.ledger.FindOwned(ctx, kindAPIKey, []byte(short), 16, v.decoy.account)
 	if err != nil {
 		return nil, err
 	}
@@ -558,7 +557,7 @@ func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size
 
 	// An id that no key has costs what a known one does.
 	if len(found) == 0 {
-		if err := v.nobody.compare(v, sum[:]); err != nil {
+		if err := v.decoy.compare(v, sum[:]); err != nil {
 			return nil, err
 		}
 	}
@@ -584,35 +583,35 @@ func (v *Vault) principal(ctx context.Context, k *APIKey, account *store.Record)
 	return &Principal{k, a}, nil
 }
 
-// A nobody is the API key that an unknown one is compared with, so that an unknown id takes
+// A decoy is the API key that an unknown one is compared with, so that an unknown id takes
 // as long as a known one: an account is read, and a record copied, opened and decoded. It
 // is sealed under keys of its own.
-type nobody struct {
+type decoy struct {
 	box     *seal.Box
 	key     store.Record
-	account uuid.UUID // row key of an account that there is
+	account uuid.UUID // row key of an existing account
 }
 
-// newNobody returns the nobody of a vault, given a handle on its default account.
-func (v *Vault) newNobody() (*nobody, error) {
+// newDecoy returns the decoy of a vault, given a handle on its default account.
+func (v *Vault) newDecoy() (*decoy, error) {
 	row, keys := rowkey.First(ledger.FirstTime), seal.NewKeys()
-	n := &nobody{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
-	n.box.Grant(keys, 1)
-	n.key.Lookup = [][]byte{[]byte(keytext.Short(row))}
-	k := &APIKey{Label: "nobody", Scopes: allScopes, digest: hiding.New(make([]byte, sha256.Size))}
-	return n, n.box.SealShown(&n.key, k.encode())
+	d := &decoy{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
+	d.box.Grant(keys, 1)
+	d.key.Lookup = [][]byte{[]byte(keytext.Short(row))}
+	k := &APIKey{Label: "decoy", Scopes: allScopes, digest: hiding.New(make([]byte, sha256.Size))}
+	return d, d.box.SealShown(&d.key, k.encode())
 }
 
 // compare takes the same steps as for a known key. It opens the record twice, which takes
 // about as long as a store takes to find one.
-func (n *nobody) compare(v *Vault, sum []byte) error {
+func (d *decoy) compare(v *Vault, sum []byte) error {
 	var k *APIKey
 	var plain []byte
 	for range 2 {
-		r := n.key
+		r := d.key
 		r.Shown, r.Lookup = slices.Clone(r.Shown), [][]byte{slices.Clone(r.Lookup[0])}
 		var err error
-		if plain, err = n.box.OpenShown(&r); err != nil {
+		if plain, err = d.box.OpenShown(&r); err != nil {
 			return err
 		}
 		k = apiKeys{v.ledger.In(r.Account)}.describe(&r)

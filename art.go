@@ -12,10 +12,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// CardArt returns the image of an id in Token.CardArtURL. What an id stands for
-// never changes. The handle In(uuid.Nil) has the art of every account: the id is
-// unguessable, and says nothing of a card. The error is ErrNotFound for an id
-// that no token shows.
+// CardArt returns the image of an id in Token.CardArtURL. The image of an id never changes.
+// The handle In(uuid.Nil) has the art of every account: the id is unguessable, and says
+// nothing of a card. The error is ErrNotFound for an id that no token shows.
 func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (_ *network.Art, err error) {
 	defer v.doing("get card art", &err)
 	if v.ledger.Closed() {
@@ -85,7 +84,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 const artTimeout = 2 * time.Second
 
 // errArtGone is returned in a transaction that finds art gone that was there.
-var errArtGone = errors.New("cardvault: card art has gone meanwhile")
+var errArtGone = errors.New("cardvault: card art was deleted meanwhile")
 
 // show makes h show art, which belongs to an asset of the network, and returns the write to
 // store with it. A nil art leaves the shown art, unless the network no longer has any.

@@ -74,7 +74,7 @@ type held[T any] struct{ V T }
 
 func (h held[T]) Error() string { return fmt.Sprint("held: ", h.V) }
 
-// containers returns v inside everything that is likely to be printed.
+// containers returns v inside every kind of value in which a program is likely to print it.
 func containers[T any](v T) map[string]any {
 	p := &v
 	return map[string]any{

@@ -88,7 +88,7 @@ type Failure struct {
 	Code       network.Code   `wire:"code"`
 	Message    string         `wire:"message"`     // for humans
 	Retryable  bool           `wire:"retryable"`   // the same request may succeed later
-	SchemeCode string         `wire:"scheme_code"` // what the network said, "" if it said nothing
+	SchemeCode string         `wire:"scheme_code"` // the network's own code, "" without one
 }
 
 // A DeclinedError is returned by UseCredential if there is no cryptogram. It is

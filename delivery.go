@@ -111,7 +111,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 
 // Redeliver delivers an event once more, under the same id, to every enabled webhook that
 // subscribes to events of its type, even if it was delivered before. It does not wait for
-// other events of its token. The ten attempts begin anew; the log continues to count them.
+// other events of its token. The ten attempts start over; the log continues to count them.
 // opts may be nil.
 //
 // Errors: ErrNotFound for an event that the account does not have, that is no longer in the

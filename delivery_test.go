@@ -55,7 +55,7 @@ const url = "https://receiver.example/"
 
 func (p *post) Check(t *cardvault.Target) error {
 	if !strings.HasPrefix(t.URL, "https://") {
-		return errors.New("must be a URL of https")
+		return errors.New("must be an https URL")
 	}
 	return nil
 }
@@ -1540,7 +1540,7 @@ func (s *late) View(ctx context.Context, fn func(store.ReadTx) error) error {
 // TestLastEventIsTheLast: the last event shows the token's final state. This holds whatever
 // happens to the token while another change is prepared, in a process whose clock is behind.
 func TestLastEventIsTheLast(t *testing.T) {
-	told := func(t *testing.T, post *post, id uuid.UUID, want ...string) {
+	states := func(t *testing.T, post *post, id uuid.UUID, want ...string) {
 		t.Helper()
 		var got []string
 		var last uint64
@@ -1580,7 +1580,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			refresh(l, other, other, id)
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
-			told(t, post, id, "deleted")
+			states(t, post, id, "deleted")
 			id = l.imports(visa)
 			l.drain()
 			_, err = other.Update(l.Context(), id, cardvault.TokenUpdate{BusinessKey: &key})
@@ -1590,7 +1590,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 			l.drain()
 			l.must(l.open().Delete(l.Context(), id))
 			l.drain()
-			told(t, post, id, "", "c", "c", "deleted")
+			states(t, post, id, "", "c", "c", "deleted")
 		})
 	})
 	for n := range 3 {
@@ -1606,7 +1606,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 				l.drain()
 				patch(l, id, "end")
 				l.drain()
-				told(t, post, id, "", "new", "new", "end")
+				states(t, post, id, "", "new", "new", "end")
 			})
 		})
 	}
@@ -1622,7 +1622,7 @@ func TestLastEventIsTheLast(t *testing.T) {
 				}))
 				l.must(l.Vault.Delete(l.Context(), id))
 				l.drain()
-				told(t, post, id, "", "new", "deleted")
+				states(t, post, id, "", "new", "deleted")
 			})
 		})
 	}
@@ -1653,7 +1653,7 @@ func TestStatesTold(t *testing.T) {
 				events[s.Event.Token.BusinessKey] = s.Event.ID
 			}
 		}
-		told := func(when string) {
+		redelivered := func(when string) {
 			t.Helper()
 			for key, event := range events {
 				post.forget()
@@ -1673,13 +1673,13 @@ func TestStatesTold(t *testing.T) {
 		if len(events) != 4 {
 			t.Errorf("delivered events %v", events)
 		}
-		told("at once")
+		redelivered("at once")
 		kept("at once", 4)
 		const day = 24 * time.Hour
 		l.run(func() { l.pass(6 * day) })
-		told("in time")
+		redelivered("in time")
 		l.run(func() { l.pass(6 * day) })
-		told("after a second week has begun")
+		redelivered("after a second week has begun")
 		kept("after a second week has begun", 3) // the other token's events were not redelivered
 		l.must(l.Vault.Delete(l.Context(), id))
 		kept("when the token is deleted", 0)
@@ -1817,15 +1817,15 @@ func TestRunEndsWhileSending(t *testing.T) {
 // other.
 func TestSinkAndWebhooks(t *testing.T) {
 	for what, refuse := range map[string]func(context.Context) error{
-		"fails": func(context.Context) error { return errDeaf },
+		"fails": func(context.Context) error { return errNotNow },
 		"hangs": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	} {
 		t.Run(what, func(t *testing.T) {
-			ear := &listener{t: t}
-			inPost(t, cardvault.Options{Events: ear}, func(l *lab, post *post, hook *cardvault.Webhook) {
-				deaf := true
-				ear.set(func(ctx context.Context, _ *cardvault.Event) error {
-					if deaf {
+			sink := &listener{t: t}
+			inPost(t, cardvault.Options{Events: sink}, func(l *lab, post *post, hook *cardvault.Webhook) {
+				down := true
+				sink.set(func(ctx context.Context, _ *cardvault.Event) error {
+					if down {
 						return refuse(ctx)
 					}
 					return nil
@@ -1837,14 +1837,14 @@ func TestSinkAndWebhooks(t *testing.T) {
 					if n, _ := post.inOrder(url); n != 301 {
 						t.Errorf("%d events have arrived at the webhook, want 301", n)
 					}
-					deaf = false
+					down = false
 					post.says(500)
 					patch(l, ids[0], "b")
 					l.pass(20 * time.Minute)
-					ear.took(ids[0], createdEvent, patchedEvent, patchedEvent)
+					sink.took(ids[0], createdEvent, patchedEvent, patchedEvent)
 				})
 				passed := map[uuid.UUID]*cardvault.Event{}
-				for _, p := range ear.passed() {
+				for _, p := range sink.passed() {
 					passed[p.ID] = p.Event
 				}
 				for _, s := range post.tried(url) {
@@ -2212,7 +2212,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			inPost(t, livePost, func(l *lab, post *post, hook *cardvault.Webhook) {
-				told := func(url string, want ...string) {
+				deliversTo := func(url string, want ...string) {
 					t.Helper()
 					var got []string
 					for _, s := range post.took(url) {
@@ -2257,12 +2257,12 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 						patch(l, id, "c")
 						l.pass(100 * time.Millisecond)
 						if test.victim == 0 && test.part == nil { // does not wait for the due time either
-							told(url, test.want...)
+							deliversTo(url, test.want...)
 						}
 					}
 					l.pass(time.Minute)
 				})
-				told(url, test.want...)
+				deliversTo(url, test.want...)
 				if log := l.log.text(); strings.Count(log, "deliveries to a webhook cannot be read") == 0 && !strings.Contains(log, "damaged") {
 					t.Errorf("the log does not mention it:\n%s", log)
 				}
@@ -2277,7 +2277,7 @@ func TestDamagedDeliveriesAreSetAside(t *testing.T) {
 				}
 				l.must2(l.Redeliver(l.Context(), event, nil))
 				l.drain()
-				told(url, append(test.want, []string{"", "a"}[test.victim])...)
+				deliversTo(url, append(test.want, []string{"", "a"}[test.victim])...)
 				for _, d := range l.deliveries(hook) {
 					if d.Status != delivered || d.TokenID != id {
 						t.Errorf("%+v", d)

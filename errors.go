@@ -24,7 +24,7 @@ var (
 
 	// ErrSessionKind is returned by Tokenize for a session in which a security code is
 	// entered again, and by RefreshSecurityCode for a session that makes a token.
-	ErrSessionKind = errors.New("cardvault: session is for something else")
+	ErrSessionKind = errors.New("cardvault: session is for another purpose")
 
 	// ErrIdentificationPending is returned by Tokenize while the cardholder is
 	// identified. See Session.
@@ -56,18 +56,18 @@ var (
 	// ephemeral, or of an invalidated card.
 	ErrNetworkTokenState = errors.New("cardvault: state of the network token does not allow this")
 
-	// ErrNoWebhook is returned by Redeliver for an event that no webhook takes which is
-	// enabled.
-	ErrNoWebhook = errors.New("cardvault: no enabled webhook takes the event")
+	// ErrNoWebhook is returned by Redeliver for an event to which no enabled webhook
+	// subscribes.
+	ErrNoWebhook = errors.New("cardvault: no enabled webhook subscribes to the event")
 
-	// ErrTooManySecrets is returned by RotateWebhookSecret while as many secrets sign as
-	// may. Repeat it when the first of them has ended, WebhookSecretOverlap after it was
-	// rotated.
-	ErrTooManySecrets = errors.New("cardvault: webhook has too many secrets that sign")
+	// ErrTooManySecrets is returned by RotateWebhookSecret while [receive.MaxSecrets] secrets
+	// are active. Repeat it when the first of them has expired, WebhookSecretOverlap after it
+	// was rotated.
+	ErrTooManySecrets = errors.New("cardvault: webhook has too many active secrets")
 
 	// ErrTestInProgress is returned by TestWebhook while another test of the webhook is
 	// running. Repeat it in a few seconds.
-	ErrTestInProgress = errors.New("cardvault: test of the webhook is under way")
+	ErrTestInProgress = errors.New("cardvault: test of the webhook is in progress")
 
 	// ErrNotEnabled comes with the error of a call for which the vault is not set up. The
 	// error names the option.
@@ -88,13 +88,13 @@ var (
 	// ErrCryptogramDeclined comes as a [*DeclinedError].
 	ErrCryptogramDeclined = errors.New("cardvault: there is no cryptogram")
 
-	// ErrProviderUnavailable is returned by ObtainPPAN if the provider could not
-	// be reached or gave an answer that cannot be understood. Whether it got the
-	// request is not known.
+	// ErrProviderUnavailable is returned by ObtainPPAN if the provider could not be reached
+	// or gave an answer that cannot be understood. It may or may not have received the
+	// request.
 	ErrProviderUnavailable = errors.New("cardvault: provider is unavailable")
 
-	// ErrProviderTimeout is returned by ObtainPPAN if the provider did not answer
-	// within Options.PPANTimeout. Whether it got the request is not known.
+	// ErrProviderTimeout is returned by ObtainPPAN if the provider did not answer within
+	// Options.PPANTimeout. It may or may not have received the request.
 	ErrProviderTimeout = errors.New("cardvault: provider did not answer in time")
 
 	// ErrQuotaExceeded comes as a [*QuotaError], which names the quota.
@@ -102,7 +102,7 @@ var (
 
 	// ErrAPIKeyDepth is returned for an API key that would be below the depth of
 	// [MaxAPIKeyDepth].
-	ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is as deep as a key can be")
+	ErrAPIKeyDepth = errors.New("cardvault: creator of the API key is at the maximum depth")
 
 	// ErrInsufficientScope is returned for an API key whose creator lacks a scope
 	// that it should have.
@@ -110,15 +110,15 @@ var (
 
 	// ErrAPIKeyRevoked is returned by EnsureAPIKey for the text of a key that was revoked
 	// or has expired. A new key needs another text.
-	ErrAPIKeyRevoked = errors.New("cardvault: API key with this text was revoked or has expired: make another text")
+	ErrAPIKeyRevoked = errors.New("cardvault: API key with this text was revoked or has expired: generate another text")
 
 	// ErrAPIKeyDiffers is returned by EnsureAPIKey for the text of a key that has another
 	// account, creator or other scopes. The key stays as it is: revoke it, and make
 	// another text.
-	ErrAPIKeyDiffers = errors.New("cardvault: API key with this text has another account, creator or other scopes")
+	ErrAPIKeyDiffers = errors.New("cardvault: API key with this text has another account, another creator or other scopes")
 
-	// ErrUnauthenticated is returned by Authenticate for whatever is not a
-	// valid API key: malformed, unknown, revoked or expired.
+	// ErrUnauthenticated is returned by Authenticate for any text that is not a valid API
+	// key: malformed, unknown, revoked or expired.
 	ErrUnauthenticated = errors.New("cardvault: no valid API key")
 )
 
@@ -142,8 +142,8 @@ var (
 	// such an error names.
 	ErrDamaged = ledger.ErrDamaged
 
-	// ErrStorageFull comes with the error of a write for which no room was
-	// left. Reads and deletions go on.
+	// ErrStorageFull comes with the error of a write for which there was no room. Reads and
+	// deletions continue.
 	ErrStorageFull = ledger.ErrStorageFull
 
 	// ErrLocked is returned by Open for a directory that another process has open.

@@ -29,8 +29,9 @@ type Event struct {
 	TokenID uuid.UUID
 	Account uuid.UUID // like Session it is in no JSON: receivers of one account need neither
 
-	// Session is the session in which the card of Token was entered, zero of an import. It
-	// is completed and takes no other card: by it a program finds what the session was for.
+	// Session is the session in which the card of Token was entered, zero of an import. It is
+	// completed and accepts no other card, so a program can look up the session's purpose by
+	// it.
 	Session SessionID
 }
 

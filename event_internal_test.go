@@ -11,10 +11,10 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
-// A deaf sink accepts every event.
-type deaf struct{}
+// acceptAll is a sink that accepts every event.
+type acceptAll struct{}
 
-func (deaf) Event(context.Context, *Event) error { return nil }
+func (acceptAll) Event(context.Context, *Event) error { return nil }
 
 // TestFormerEvents: a due event record written by a former version is erased.
 func TestFormerEvents(t *testing.T) {
@@ -24,7 +24,7 @@ func TestFormerEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := memstore.New()
-		v, err := New(t.Context(), s, keys, &Options{Events: deaf{}})
+		v, err := New(t.Context(), s, keys, &Options{Events: acceptAll{}})
 		if err != nil {
 			t.Fatal(err)
 		}

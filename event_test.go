@@ -29,11 +29,11 @@ import (
 // A listener is a sink that records its calls and their times, and answers as the test says.
 // It fails the test if it is called for two events of a token at the same time.
 type listener struct {
-	t      testing.TB
-	mu     sync.Mutex
-	heard  []passing
-	busy   map[uuid.UUID]bool
-	answer func(context.Context, *cardvault.Event) error // nil accepts all events
+	t        testing.TB
+	mu       sync.Mutex
+	finished []passing
+	busy     map[uuid.UUID]bool
+	answer   func(context.Context, *cardvault.Event) error // nil accepts all events
 }
 
 // A passing is one call of a sink.
@@ -45,10 +45,10 @@ type passing struct {
 
 func (p passing) String() string { return fmt.Sprint(p.Type, " ", p.Reason) }
 
-var errDeaf = errors.New("not now")
+var errNotNow = errors.New("not now")
 
 func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
-	p := passing{e, time.Now(), errDeaf}
+	p := passing{e, time.Now(), errNotNow}
 	l.mu.Lock()
 	answer := l.answer
 	if l.busy == nil {
@@ -64,7 +64,7 @@ func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
 		defer l.mu.Unlock()
 		delete(l.busy, e.TokenID)
 		p.err = err
-		l.heard = append(l.heard, p)
+		l.finished = append(l.finished, p)
 	}()
 	if d, ok := ctx.Deadline(); !ok || time.Until(d) != 15*time.Second {
 		l.t.Errorf("%v has a deadline in %v", p, time.Until(d))
@@ -72,7 +72,7 @@ func (l *listener) Event(ctx context.Context, e *cardvault.Event) (err error) {
 	if answer == nil {
 		return nil
 	}
-	err = errDeaf // in case of a panic
+	err = errNotNow // in case of a panic
 	return answer(ctx, e)
 }
 
@@ -86,7 +86,7 @@ func (l *listener) set(answer func(context.Context, *cardvault.Event) error) {
 func (l *listener) passed() []passing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Clone(l.heard)
+	return slices.Clone(l.finished)
 }
 
 // took checks which events of a token were accepted, and their order.
@@ -110,14 +110,14 @@ const (
 	expiredEvent = "token.deleted expired"
 )
 
-// inEar runs f in a lab with a listener. Cards get no network token unless l.net.ineligible
+// withSink runs f in a lab with a listener. Cards get no network token unless l.net.ineligible
 // is set to nil.
-func inEar(t *testing.T, mode cardvault.Mode, f func(l *lab, ear *listener)) {
+func withSink(t *testing.T, mode cardvault.Mode, f func(l *lab, sink *listener)) {
 	t.Helper()
-	ear := &listener{t: t}
-	inLab(t, &cardvault.Options{Mode: mode, Events: ear}, func(l *lab) {
+	sink := &listener{t: t}
+	inLab(t, &cardvault.Options{Mode: mode, Events: sink}, func(l *lab) {
 		l.net.ineligible = func(card.Scheme) error { return configurationError("merchant_not_enrolled") }
-		f(l, ear)
+		f(l, sink)
 	})
 }
 
@@ -131,10 +131,10 @@ func patch(l *lab, id uuid.UUID, key string) {
 // TestSinkNeverEnds: a sink that ignores its deadline holds back the events of one token. It
 // does not delay other tokens for long.
 func TestSinkNeverEnds(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 		hangs := l.imports(visa)
 		ended := make(chan struct{})
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			if e.TokenID == hangs {
 				<-ended
 			}
@@ -146,10 +146,10 @@ func TestSinkNeverEnds(t *testing.T) {
 			l.pass(2 * time.Hour)
 			other := l.imports(visa)
 			l.pass(time.Second)
-			ear.took(other, createdEvent)
+			sink.took(other, createdEvent)
 			close(ended)
 			l.pass(time.Minute)
-			ear.took(hangs, createdEvent, deletedEvent)
+			sink.took(hangs, createdEvent, deletedEvent)
 		})
 	})
 }
@@ -271,7 +271,7 @@ func dying(l *lab, seconds int) uuid.UUID {
 
 // TestEventsOfALife: a token goes through every change that has an event.
 func TestEventsOfALife(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		l.net.ineligible = nil
 		secrets := []string{secretNumber, secretName, secretCode}
 		l.store.rests(storetest.Canary(t, l.store.on(), []byte(secretNumber), []byte(secretName), []byte(secretCode)))
@@ -292,9 +292,9 @@ func TestEventsOfALife(t *testing.T) {
 			l.pass(time.Second)
 		})
 		const changed = "token.updated network_token_status_changed"
-		ear.took(id, createdEvent, changed, changed, changed, "token.updated card_updated", "token.updated invalidated", deletedEvent)
+		sink.took(id, createdEvent, changed, changed, changed, "token.updated card_updated", "token.updated invalidated", deletedEvent)
 		var states []string
-		for _, p := range ear.passed() {
+		for _, p := range sink.passed() {
 			if p.Token != nil {
 				states = append(states, fmt.Sprint(p.Token.Status, " ", p.Token.NetworkTokenStatus, " ", p.Token.Expiry.Year))
 			}
@@ -318,16 +318,16 @@ func TestEventRetries(t *testing.T) {
 			5 * time.Second, 5 * time.Second, 5 * time.Second, 5 * time.Second},
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
-			inEar(t, mode, func(l *lab, ear *listener) {
-				ear.set(func(context.Context, *cardvault.Event) error {
+			withSink(t, mode, func(l *lab, sink *listener) {
+				sink.set(func(context.Context, *cardvault.Event) error {
 					return errors.New("4242424242424242 was passed to me")
 				})
 				id := l.imports(visa)
 				l.run(func() { l.pass(200 * h) })
 				var calls []call
-				for _, p := range ear.passed() {
+				for _, p := range sink.passed() {
 					calls = append(calls, call{at: p.at})
-					if p.ID != ear.passed()[0].ID {
+					if p.ID != sink.passed()[0].ID {
 						t.Error("the id of the event changes when it is passed again")
 					}
 				}
@@ -340,10 +340,10 @@ func TestEventRetries(t *testing.T) {
 					t.Errorf("%d errors in the log, want 1", n)
 				}
 				vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
-				ear.set(nil)
+				sink.set(nil)
 				patch(l, id, "a")
 				l.run(func() { l.pass(200 * h) })
-				ear.took(id, patchedEvent)
+				sink.took(id, patchedEvent)
 			})
 		})
 	}
@@ -352,13 +352,13 @@ func TestEventRetries(t *testing.T) {
 // TestEventsHeldBack: the events of a token wait behind a failing one until it has failed
 // three times. Events of other tokens do not wait, and waiting costs no writes.
 func TestEventsHeldBack(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 		var writes atomic.Int64
 		l.store.hook(func() error { writes.Add(1); return nil })
 		held := l.imports(visa)
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			if e.TokenID == held && e.Type == receive.TokenCreated {
-				return errDeaf
+				return errNotNow
 			}
 			return nil
 		})
@@ -368,8 +368,8 @@ func TestEventsHeldBack(t *testing.T) {
 			patch(l, held, "b")
 			other := l.imports(visa)
 			l.pass(10 * time.Second) // the second failure
-			ear.took(held)
-			ear.took(other, createdEvent)
+			sink.took(held)
+			sink.took(other, createdEvent)
 			before := writes.Load()
 			l.pass(3 * time.Minute)
 			if n := writes.Load() - before; n != 0 {
@@ -377,8 +377,8 @@ func TestEventsHeldBack(t *testing.T) {
 			}
 			patch(l, held, "c")
 			l.pass(5 * time.Minute) // the third failure
-			ear.took(held, patchedEvent, patchedEvent, patchedEvent)
-			calls := ear.passed()
+			sink.took(held, patchedEvent, patchedEvent, patchedEvent)
+			calls := sink.passed()
 			last := calls[len(calls)-1]
 			for i, p := range calls[len(calls)-3:] {
 				if p.Token.BusinessKey != string("abc"[i]) {
@@ -388,12 +388,12 @@ func TestEventsHeldBack(t *testing.T) {
 			if failure := calls[len(calls)-4]; failure.err == nil || last.at.Sub(failure.at) > time.Second {
 				t.Errorf("the later events came %v after the third failure", last.at.Sub(failure.at))
 			}
-			ear.set(nil)
+			sink.set(nil)
 			patch(l, held, "d")
 			l.pass(time.Second)
-			ear.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent)
+			sink.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent)
 			l.pass(40 * time.Minute)
-			ear.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent, createdEvent)
+			sink.took(held, patchedEvent, patchedEvent, patchedEvent, patchedEvent, createdEvent)
 		})
 		// Each failure, delivery and wait costs a write or two.
 		if n := writes.Load(); n > 40 {
@@ -405,13 +405,13 @@ func TestEventsHeldBack(t *testing.T) {
 // TestEventSinkHangs: a call that takes too long has failed. Other tokens do not wait for
 // it.
 func TestEventSinkHangs(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		hung := l.imports(visa)
-		ear.set(func(ctx context.Context, e *cardvault.Event) error {
+		sink.set(func(ctx context.Context, e *cardvault.Event) error {
 			if e.TokenID != hung {
 				return nil
 			}
-			ear.set(nil)
+			sink.set(nil)
 			<-ctx.Done()
 			return ctx.Err()
 		})
@@ -421,27 +421,27 @@ func TestEventSinkHangs(t *testing.T) {
 				l.imports(visa)
 			}
 			l.pass(time.Second)
-			if n := len(ear.passed()); n != 200 {
+			if n := len(sink.passed()); n != 200 {
 				t.Errorf("%d events of other tokens have arrived, want 200", n)
 			}
 			l.pass(15 * time.Second)
-			ear.took(hung, createdEvent, patchedEvent)
+			sink.took(hung, createdEvent, patchedEvent)
 		})
 	})
 }
 
 // TestEventSinkPanics: a panic is a failure, and its value is not logged.
 func TestEventSinkPanics(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-		ear.set(func(context.Context, *cardvault.Event) error {
-			ear.set(nil)
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
+		sink.set(func(context.Context, *cardvault.Event) error {
+			sink.set(nil)
 			panic("4242424242424242")
 		})
 		id := l.imports(visa)
 		l.run(func() { l.pass(time.Second) })
-		ear.took(id, createdEvent)
-		if len(ear.passed()) != 2 || !strings.Contains(l.log.text(), "panicked") {
-			t.Errorf("passed %v; log %s", ear.passed(), l.log.text())
+		sink.took(id, createdEvent)
+		if len(sink.passed()) != 2 || !strings.Contains(l.log.text(), "panicked") {
+			t.Errorf("passed %v; log %s", sink.passed(), l.log.text())
 		}
 		vaulttest.AssertNoLeak(t, []string{"4242424242424242"}, l.log.text())
 	})
@@ -461,11 +461,11 @@ func TestKilledWhilePassingEvents(t *testing.T) {
 		{"while it is removed, done", store.ErrOutcomeUnknown, true, 1},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 				id := l.imports(visa)
 				patch(l, id, "a")
-				ear.set(func(context.Context, *cardvault.Event) error {
-					ear.set(nil)
+				sink.set(func(context.Context, *cardvault.Event) error {
+					sink.set(nil)
 					l.store.set(test.fail, test.done)
 					return nil
 				})
@@ -478,14 +478,14 @@ func TestKilledWhilePassingEvents(t *testing.T) {
 				l.restart()
 				l.run(func() {
 					l.pass(20 * time.Second) // the killed process might still be alive
-					if n := len(ear.passed()); test.times == 2 && n != 1 {
+					if n := len(sink.passed()); test.times == 2 && n != 1 {
 						t.Errorf("%d events were passed within the lease", n)
 					}
 					l.pass(time.Minute)
 				})
 				want := append(slices.Repeat([]string{createdEvent}, test.times), patchedEvent)
-				ear.took(id, want...)
-				if calls := ear.passed(); calls[0].ID != calls[len(want)-2].ID {
+				sink.took(id, want...)
+				if calls := sink.passed(); calls[0].ID != calls[len(want)-2].ID {
 					t.Error("the id of the event changes when it is passed again")
 				}
 			})
@@ -496,8 +496,8 @@ func TestKilledWhilePassingEvents(t *testing.T) {
 // TestEventsOfSeveralProcesses: of several processes on one store, only one passes each
 // event, however long the sink takes. The order is kept.
 func TestEventsOfSeveralProcesses(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-		ear.set(func(context.Context, *cardvault.Event) error {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
+		sink.set(func(context.Context, *cardvault.Event) error {
 			<-time.After(14 * time.Second)
 			return nil
 		})
@@ -518,9 +518,9 @@ func TestEventsOfSeveralProcesses(t *testing.T) {
 		stop()
 		running.Wait()
 		for _, id := range tokens {
-			ear.took(id, createdEvent, patchedEvent, patchedEvent)
+			sink.took(id, createdEvent, patchedEvent, patchedEvent)
 		}
-		if n := len(ear.passed()); n != 300 {
+		if n := len(sink.passed()); n != 300 {
 			t.Errorf("%d events were passed, want 300", n)
 		}
 	})
@@ -528,8 +528,8 @@ func TestEventsOfSeveralProcesses(t *testing.T) {
 
 // TestRunEndsWhilePassingEvents: Run waits for running calls, and starts no new ones.
 func TestRunEndsWhilePassingEvents(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-		ear.set(func(context.Context, *cardvault.Event) error {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
+		sink.set(func(context.Context, *cardvault.Event) error {
 			<-time.After(10 * time.Second)
 			return nil
 		})
@@ -540,9 +540,9 @@ func TestRunEndsWhilePassingEvents(t *testing.T) {
 		if took := time.Since(began); took < 10*time.Second || took > 11*time.Second {
 			t.Errorf("Run ended after %v", took)
 		}
-		ear.took(id, createdEvent)
+		sink.took(id, createdEvent)
 		l.run(func() { l.pass(time.Hour) })
-		ear.took(id, createdEvent, patchedEvent)
+		sink.took(id, createdEvent, patchedEvent)
 	})
 }
 
@@ -554,8 +554,8 @@ func TestEventsOfADeletion(t *testing.T) {
 		expiredEvent: func(l *lab, id uuid.UUID) { l.pass(4 * time.Second) },
 	} {
 		t.Run(what, func(t *testing.T) {
-			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-				ear.set(func(context.Context, *cardvault.Event) error {
+			withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
+				sink.set(func(context.Context, *cardvault.Event) error {
 					<-time.After(9 * time.Second)
 					return nil
 				})
@@ -565,7 +565,7 @@ func TestEventsOfADeletion(t *testing.T) {
 					l.pass(2 * time.Second) // the creation event is being passed
 					delete(l, id)
 					l.pass(time.Minute)
-					ear.took(id, "token.created tokenized", what)
+					sink.took(id, "token.created tokenized", what)
 				})
 				if strings.Contains(l.log.text(), "level=ERROR") {
 					t.Errorf("log: %s", l.log.text())
@@ -578,10 +578,10 @@ func TestEventsOfADeletion(t *testing.T) {
 // TestEventsOfADeletedTokenInAQueue: a claimed event that waits for its turn is not passed
 // after the deletion of its token.
 func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		const workers = 64
 		var begun sync.Map
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			begun.Store(e.TokenID, true)
 			<-time.After(9 * time.Second)
 			return nil
@@ -601,7 +601,7 @@ func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
 			}
 			l.pass(time.Minute)
 			for _, id := range waiting {
-				ear.took(id, deletedEvent)
+				sink.took(id, deletedEvent)
 			}
 		})
 	})
@@ -610,8 +610,8 @@ func TestEventsOfADeletedTokenInAQueue(t *testing.T) {
 // TestEventThatHasWaitedTooLong: an event that could not be passed before its lease ended is
 // left to the next process.
 func TestEventThatHasWaitedTooLong(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			pause := 30 * time.Second // ignores the deadline
 			if e.Type == receive.TokenDeleted {
 				pause = 14 * time.Second
@@ -632,14 +632,14 @@ func TestEventThatHasWaitedTooLong(t *testing.T) {
 			stop()
 			l.must(<-ended)
 		})
-		ear.took(id, createdEvent, deletedEvent)
+		sink.took(id, createdEvent, deletedEvent)
 	})
 }
 
 // TestEventsOfASweep: a sweep reports each token exactly once, whatever happens between its
 // reads and its writes.
 func TestEventsOfASweep(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		ids := map[uuid.UUID]bool{}
 		for range 700 { // more than one batch
 			ids[dying(l, 5)] = true
@@ -658,7 +658,7 @@ func TestEventsOfASweep(t *testing.T) {
 		l.drain()
 		l.store.hook(nil)
 		l.drain()
-		expired := ear.passed()[len(ids):]
+		expired := sink.passed()[len(ids):]
 		if len(expired) != len(ids) {
 			t.Errorf("%d events, want %d", len(expired), len(ids))
 		}
@@ -674,8 +674,8 @@ func TestEventsOfASweep(t *testing.T) {
 // TestEventsWithoutNetwork: events do not need a network.
 func TestEventsWithoutNetwork(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		ear := &listener{t: t}
-		v := vaulttest.NewWith(t, &cardvault.Options{Events: ear})
+		sink := &listener{t: t}
+		v := vaulttest.NewWith(t, &cardvault.Options{Events: sink})
 		token, err := v.Import(t.Context(), visa, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -684,7 +684,7 @@ func TestEventsWithoutNetwork(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- v.Run(ctx) }()
 		synctest.Wait()
-		ear.took(token.ID, createdEvent)
+		sink.took(token.ID, createdEvent)
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -707,17 +707,17 @@ func TestEventStoredMeanwhile(t *testing.T) {
 	}
 	for n, when := range []string{"before the queue is claimed", "before the first is erased", "before the queue rests"} {
 		t.Run(when, func(t *testing.T) {
-			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 				id := l.imports(visa)
 				l.pass(time.Second)
 				once(l, int64(n+1), func() { patch(l, id, "a") })
 				l.must(l.Drain(l.Context()))
-				ear.took(id, createdEvent, patchedEvent)
+				sink.took(id, createdEvent, patchedEvent)
 			})
 		})
 	}
 	t.Run("while the queue rests", func(t *testing.T) {
-		inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+		withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 			other, id := l.open(), l.imports(visa)
 			l.run(func() {
 				l.pass(50 * time.Millisecond) // the shift is still waiting for more
@@ -726,7 +726,7 @@ func TestEventStoredMeanwhile(t *testing.T) {
 				l.must(err)
 				l.pass(time.Minute)
 			})
-			ear.took(id, createdEvent, patchedEvent)
+			sink.took(id, createdEvent, patchedEvent)
 		})
 	})
 }
@@ -735,7 +735,7 @@ func TestEventStoredMeanwhile(t *testing.T) {
 // with others.
 func TestEventsCostLittle(t *testing.T) {
 	const events = 64
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		l.imports(visa)
 		l.drain()
 		s := &cramped{Store: l.store.on()}
@@ -753,12 +753,12 @@ func TestEventsCostLittle(t *testing.T) {
 			<-time.After(time.Millisecond)
 			return nil
 		})
-		ear.set(func(context.Context, *cardvault.Event) error {
+		sink.set(func(context.Context, *cardvault.Event) error {
 			<-time.After(time.Second)
 			return nil
 		})
 		l.must(l.Drain(l.Context()))
-		if n := len(ear.passed()); n != events+1 {
+		if n := len(sink.passed()); n != events+1 {
 			t.Errorf("%d events were passed", n)
 		}
 		if n := updates.Load(); n > 8 || s.puts[kindDelivery] != events {
@@ -771,7 +771,7 @@ func TestEventsCostLittle(t *testing.T) {
 // a process without a sink has changed the token. Once the event has arrived, no former
 // state is kept.
 func TestEventOfATokenThatChangesUnheard(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		l.keepBooks()
 		opts := l.opts
 		opts.Events = nil
@@ -793,8 +793,8 @@ func TestEventOfATokenThatChangesUnheard(t *testing.T) {
 			t.Errorf("%d states are kept, want 1", n)
 		}
 		l.drain()
-		ear.took(id, createdEvent)
-		if got := ear.passed()[0].Token.BusinessKey; got != "" {
+		sink.took(id, createdEvent)
+		if got := sink.passed()[0].Token.BusinessKey; got != "" {
 			t.Errorf("the event has business key %q", got)
 		}
 		if n := len(l.stored(kindDelivery)); n != 0 {
@@ -805,7 +805,7 @@ func TestEventOfATokenThatChangesUnheard(t *testing.T) {
 		l.drain()
 		patch(l, id, "d")
 		l.drain()
-		ear.took(id, createdEvent, patchedEvent, patchedEvent)
+		sink.took(id, createdEvent, patchedEvent, patchedEvent)
 		if n := len(l.stored(kindPast)); n != 1 {
 			t.Errorf("%d states are kept, want none for events that have arrived", n-1)
 		}

@@ -72,7 +72,7 @@ func (v *Vault) suspect(ctx context.Context, day int64, shape uint64, s Suspicio
 
 	s.Actor, _ = ctx.Value(actorKey{}).(Actor)
 	// Not the last four digits: logs go further than tokens do.
-	v.log.LogAttrs(ctx, slog.LevelWarn, "card numbers are being tried out: too many different ones with one mask",
+	v.log.LogAttrs(ctx, slog.LevelWarn, "card numbers are being guessed: too many different ones with the same mask",
 		slog.Any("account", s.Account),
 		slog.String("iin", s.IIN),
 		slog.Int("limit", s.Limit),

@@ -110,7 +110,7 @@ func TestNumbersOfADay(t *testing.T) {
 func TestSuspicion(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		var told []cardvault.Suspicion
+		var reports []cardvault.Suspicion
 		var log lockedBuffer
 		v := memVault(t, &cardvault.Options{
 			Replicas: 100,
@@ -118,8 +118,8 @@ func TestSuspicion(t *testing.T) {
 			OnSuspicion: func(_ context.Context, s cardvault.Suspicion) {
 				mu.Lock()
 				defer mu.Unlock()
-				if told = append(told, s); len(told) == 2 {
-					panic("told")
+				if reports = append(reports, s); len(reports) == 2 {
+					panic("a faulty receiver")
 				}
 			},
 		})
@@ -132,15 +132,15 @@ func TestSuspicion(t *testing.T) {
 		}
 		a, b := behindMask("0366", 20), behindMask("0367", 20)
 		guess(a[:1])
-		if len(told) != 0 {
-			t.Errorf("reported %v", told)
+		if len(reports) != 0 {
+			t.Errorf("reported %v", reports)
 		}
 		guess(a)
 		guess(b)
 		guess(a)
-		s := cardvault.Suspicion{At: time.Now().UTC().Truncate(time.Microsecond), Account: told[0].Account, Actor: actor, IIN: "453201", LastFour: "0366", AccountNumberLength: 16, Limit: 1}
-		if len(told) != 2 || told[0] != s || told[1].LastFour != "0367" {
-			t.Errorf("reported %+v, want %+v", told, s)
+		s := cardvault.Suspicion{At: time.Now().UTC().Truncate(time.Microsecond), Account: reports[0].Account, Actor: actor, IIN: "453201", LastFour: "0366", AccountNumberLength: 16, Limit: 1}
+		if len(reports) != 2 || reports[0] != s || reports[1].LastFour != "0367" {
+			t.Errorf("reported %+v, want %+v", reports, s)
 		}
 		text := log.text()
 		if n := strings.Count(text, "level=WARN"); n != 2 || !strings.Contains(text, actor.KeyID.String()) ||
@@ -155,8 +155,8 @@ func TestSuspicion(t *testing.T) {
 		for i := range 3000 {
 			guess(behindMask(fmt.Sprintf("%04d", i), 2))
 		}
-		if len(told) != 64 || strings.Count(log.text(), "last_of_day=true") != 1 {
-			t.Errorf("reported %d times", len(told))
+		if len(reports) != 64 || strings.Count(log.text(), "last_of_day=true") != 1 {
+			t.Errorf("reported %d times", len(reports))
 		}
 		// Nor does it suppress reports about other accounts.
 		other, err := v.CreateAccount(t.Context(), "other", nil)
@@ -166,13 +166,13 @@ func TestSuspicion(t *testing.T) {
 		for _, c := range a {
 			_, _ = v.In(other.ID).Import(ctx, c, nil)
 		}
-		if len(told) != 65 || told[64].Account != other.ID {
-			t.Errorf("reported %d times, for another account: %+v", len(told), told[len(told)-1])
+		if len(reports) != 65 || reports[64].Account != other.ID {
+			t.Errorf("reported %d times, for another account: %+v", len(reports), reports[len(reports)-1])
 		}
 		time.Sleep(24 * time.Hour)
 		guess(a)
-		if len(told) != 66 {
-			t.Errorf("reported %d times on the next day", len(told)-65)
+		if len(reports) != 66 {
+			t.Errorf("reported %d times on the next day", len(reports)-65)
 		}
 	})
 }
@@ -195,13 +195,13 @@ func TestReplicas(t *testing.T) {
 func TestNumbersOfFailingCalls(t *testing.T) {
 	v := memVault(t, &cardvault.Options{Replicas: 20}) // the limit is five a day
 	cards := behindMask("0366", 10)
-	nobody := v.In(uuid.New())
+	unknown := v.In(uuid.New())
 	for _, c := range cards[:5] {
-		if _, err := nobody.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
+		if _, err := unknown.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
 			t.Errorf("import into an unknown account: %v", err)
 		}
 	}
-	if _, err := nobody.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {
+	if _, err := unknown.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {
 		t.Errorf("the sixth: %v", err)
 	}
 }

@@ -280,8 +280,8 @@ func (s *service) do(path string, q *wireRequest) *wireAnswer {
 	if t == nil {
 		return &wireAnswer{Unknown: true}
 	}
-	told := *t
-	return &wireAnswer{Token: &told}
+	state := *t
+	return &wireAnswer{Token: &state}
 }
 
 // requests returns the requests for a path.

@@ -150,7 +150,7 @@ func TestJSONErrors(t *testing.T) {
 		{new(cardvault.Token), `{"cardholder_name":["Hidden"]}`, "cardvault: token: cardholder_name is not a string"},
 		{new(cardvault.Token), `["Hidden"]`, "cardvault: token: is not an object"},
 		{new(cardvault.PaymentData), `{"amount":9007199254740992}`, "cardvault: payment data: amount is not a number from 0 to 2^53 - 1"},
-		{new(cardvault.Event), `{"sequence":-1}`, "cardvault: event: sequence is not a number from 0 on"},
+		{new(cardvault.Event), `{"sequence":-1}`, "cardvault: event: sequence is not a number of at least 0"},
 		{new(cardvault.Webhook), `{"status":"Hidden"}`, "cardvault: webhook: status is not one of its values"},
 		{new(cardvault.DeliveryRecord), `{"status":"Hidden"}`, "cardvault: delivery: status is not one of its values"},
 		{new(cardvault.APIKey), `{"scopes":"Hidden"}`, "cardvault: API key: scopes is not a list"},

@@ -25,9 +25,9 @@ const (
 	MaxWrapped = ledger.MaxWrapped
 )
 
-// A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called
-// when a vault is opened and when keys are rotated, never for a single card. Package
-// envelope makes one of a KMS that encrypts little.
+// A KeyWrapper holds a key-encryption key, such as one in a KMS. It is called when a vault
+// is opened and when keys are rotated, never for a single card. Package envelope makes one
+// from a KMS that encrypts little.
 type KeyWrapper interface {
 	// KeyID names the key. The name is stored with the output of Wrap, in clear, and must
 	// be the same whenever the vault is opened.
@@ -42,22 +42,22 @@ type KeyWrapper interface {
 	Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error)
 }
 
-// A Keyring gives a vault its key-encryption key. That key wraps the vault's
-// own keys, which are stored with the records; without it nothing stored can
-// be read, by anybody. Keep a copy of it apart from the backups of the vault.
+// A Keyring gives a vault its key-encryption key. That key wraps the vault's own keys,
+// which are stored with the records; without it nothing stored can be read, by anyone. Keep
+// a copy of it apart from the backups of the vault.
 type Keyring struct {
 	wrapper KeyWrapper
 	file    string // path of the key file, if there is one
 	made    bool   // KeyFile made it just now
 }
 
-// WrappedBy returns a Keyring of a key that is held elsewhere.
+// WrappedBy returns a Keyring whose key is held elsewhere.
 func WrappedBy(w KeyWrapper) *Keyring { return &Keyring{wrapper: w} }
 
 // check returns an error for a Keyring that none of the functions here made.
 func (k *Keyring) check() error {
 	if k == nil || adapter.IsNil(k.wrapper) {
-		return errors.New("cardvault: a Keyring is needed, of a KeyWrapper that is not nil: see KeyFile, KeyBytes and WrappedBy")
+		return errors.New("cardvault: a vault needs a Keyring with a non-nil KeyWrapper: see KeyFile, KeyBytes and WrappedBy")
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (k *Keyring) check() error {
 func (k *Keyring) source() string {
 	switch {
 	case k.made:
-		return fmt.Sprintf(" of %s, which was not there and has just been made: is the path right?", k.file)
+		return fmt.Sprintf(" of %s, which did not exist and was just created: is the path right?", k.file)
 	case k.file != "":
 		return " of " + k.file
 	}
@@ -84,15 +84,16 @@ func KeyBytes(key []byte) (*Keyring, error) {
 
 // KeyFile returns a Keyring of the key in the file at path. If there is no such
 // file, it makes one with a random key, and the last element of its directory
-// too. The file is in clear, unless passphrase is not empty: then it is sealed
-// under a key made from that with Argon2id. A new file takes a passphrase of
-// [MinPassphrase] characters at least.
+// too. The file is in clear if passphrase is empty. Otherwise it is sealed under a key
+// derived from passphrase with Argon2id. A new file needs a passphrase of at least
+// [MinPassphrase] characters.
 //
-// KeyFile refuses a file that others may use, or that belongs to a user other than this one
-// or root. It refuses a folder that belongs to such a user, or that others may write to. It
-// refuses a file that has a second name, a symlink, a passphrase for a file in clear, and a
-// missing one for a sealed file. Owners and names are not checked on Windows. [Open]
-// refuses a key file that lies in the folder of the vault, where a backup would take both.
+// KeyFile refuses a file that other users can access, or that belongs to a user other than
+// this one or root. It refuses a folder that belongs to such a user, or that others can
+// write to. It refuses a file that has a second name, a symlink, a passphrase for a file in
+// clear, and a missing one for a sealed file. Owners and names are not checked on Windows.
+// [Open] refuses a key file that lies in the folder of the vault, where a backup would take
+// both.
 //
 // A mistyped path makes a new key too. That key opens no existing vault: the error is
 // [ErrWrongKey] then.

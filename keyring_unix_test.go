@@ -76,8 +76,8 @@ func TestKeyFileIsMadeAmongOthers(t *testing.T) {
 	}
 }
 
-// TestKeyFileCrashOfMany: a crash left two names for a key file. All processes that read it
-// at the same time get the same key.
+// TestKeyFileCrashOfMany: a crash left two names for a key file. Any number of concurrent
+// readers get its key.
 func TestKeyFileCrashOfMany(t *testing.T) {
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "vault.key")

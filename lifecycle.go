@@ -42,7 +42,7 @@ type networkToken struct {
 
 	news
 	suspendedBy network.Owners
-	card        network.CardState // what the network said last
+	card        network.CardState // the network's last report
 
 	art   string    // the network's id of the art
 	artID uuid.UUID // of the art that the token shows
@@ -675,7 +675,7 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 
 func (v *Vault) openNetworkToken(ctx context.Context, r *store.Record) (*networkToken, error) {
 	if r.Account != v.rows.ID {
-		return nil, fmt.Errorf("%w: network token is of another account", ErrDamaged)
+		return nil, fmt.Errorf("%w: network token belongs to another account", ErrDamaged)
 	}
 	plain, err := v.rows.OpenShown(ctx, r)
 	if err != nil {

@@ -30,10 +30,10 @@ type ListOptions struct {
 
 // A Page is a part of a list.
 //
-// A call that lists returns the page and an error if records on it are damaged. Items are
-// the others then, so that they are fewer than Limit. The error wraps [ErrDamaged], and
-// [Damaged] returns kind and id of each such record. Records that name another account or
-// parent than the list are one entry, without an id. With any other error there is no page.
+// A call that lists returns the page and an error if records on it are damaged. Items then
+// contains only the others, fewer than Limit. The error wraps [ErrDamaged], and [Damaged]
+// returns kind and id of each such record. Records that name another account or parent than
+// the list are one entry, without an id. With any other error there is no page.
 type Page[T any] struct {
 	Items      []T
 	Page       int   // its number, from 1

@@ -127,15 +127,15 @@ func TestRowsWithoutContent(t *testing.T) {
 		}
 	}
 
-	var told []cardvault.DamagedRecord
+	var reported []cardvault.DamagedRecord
 	tokens := 0
 	for token, err := range v.All(t.Context(), nil) {
 		if token != nil {
 			tokens++
 		}
-		told = append(told, cardvault.Damaged(err)...)
+		reported = append(reported, cardvault.Damaged(err)...)
 	}
-	if want := []cardvault.DamagedRecord{named(ids[3]), named(ids[2]), named(ids[1])}; tokens != 1 || !slices.Equal(told, want) {
-		t.Errorf("All yields %d tokens and %v, want %v", tokens, told, want)
+	if want := []cardvault.DamagedRecord{named(ids[3]), named(ids[2]), named(ids[1])}; tokens != 1 || !slices.Equal(reported, want) {
+		t.Errorf("All yields %d tokens and %v, want %v", tokens, reported, want)
 	}
 }

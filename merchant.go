@@ -22,8 +22,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Merchant is one for whom payment cryptograms are requested. Every account
-// has a primary one.
+// Payment cryptograms are requested for a Merchant. Every account has a primary one.
 type Merchant struct {
 	ID        uuid.UUID
 	CreatedAt time.Time
@@ -54,8 +53,8 @@ type MerchantOptions struct {
 	IdempotencyKey string // see the package comment
 }
 
-// CreateMerchant makes a merchant of the account, also if another has the name. opts may
-// be nil.
+// CreateMerchant makes a merchant of the account, even if another has the same name. opts
+// may be nil.
 //
 // Errors: FieldErrors; ErrIdempotencyKeyReused; ErrNotFound for a handle on an account
 // that does not exist.
@@ -227,8 +226,8 @@ func findMerchant(ctx context.Context, v *Vault, right func(*Merchant) bool) (*M
 
 // PaymentSecretOptions are the options of RotatePaymentSecret.
 type PaymentSecretOptions struct {
-	// ActivateAt is when the secret begins to be used, unless it is the first of its
-	// merchant: that is used at once. Zero: after [SecretOverlap]. A time that is past: at once.
+	// ActivateAt is the time from which the secret is used. The first secret of a merchant is
+	// used at once. Zero means after [SecretOverlap], and a past time means at once.
 	ActivateAt time.Time
 
 	IdempotencyKey string // see the package comment

@@ -24,7 +24,7 @@ func TestNeglect(t *testing.T) {
 		care func(l *lab) // takes care of the work
 		want int
 	}{
-		"nobody":             {func(*lab) {}, 1},
+		"no work":            {func(*lab) {}, 1},
 		"Drain, once":        {func(l *lab) { l.drain() }, 1},
 		"Run":                {func(l *lab) { goRun(l, l.Vault) }, 0},
 		"Run, elsewhere":     {func(l *lab) { goRun(l, l.open()) }, 0},

@@ -19,7 +19,7 @@ type Reason struct {
 	Code       network.Code   `wire:"code"`
 	Message    string         `wire:"message"` // for humans
 	Retryable  bool           `wire:"retryable"`
-	SchemeCode string         `wire:"scheme_code"` // what the network said, "" if it said nothing
+	SchemeCode string         `wire:"scheme_code"` // the network's own code, "" without one
 	OccurredAt time.Time      `wire:"occurred_at"`
 }
 

@@ -583,16 +583,16 @@ func TestNoticeOfASharedNetworkToken(t *testing.T) {
 		if err := l.Notify(l.Context(), l.notice(notice{Kind: network.NoticeSuspended})); !errors.Is(err, cardvault.ErrDamaged) {
 			t.Errorf("Notify: %v", err)
 		}
-		told := 0
+		applied := 0
 		for i, v := range vaults {
 			token, err := v.Get(l.Context(), ids[i])
 			l.must(err)
 			if token.NetworkTokenStatus == inactive {
-				told++
+				applied++
 			}
 		}
-		if told != 3 {
-			t.Errorf("the notice was applied to %d tokens, want 3", told)
+		if applied != 3 {
+			t.Errorf("the notice was applied to %d tokens, want 3", applied)
 		}
 	})
 }

@@ -48,8 +48,8 @@ type Options struct {
 	// known.
 	BIN network.BINProvider
 
-	// Network issues network tokens. If nil, they are not available. Its optional powers
-	// are found when the vault is opened: see [network.Info].
+	// Network issues network tokens. If nil, they are not available. Its optional
+	// capabilities are found when the vault is opened: see [network.Info].
 	Network network.Provider
 
 	// NetworkTimeout bounds each call to the network, 100 milliseconds to 30
@@ -117,12 +117,12 @@ type Options struct {
 	// RequestPaymentData.
 	PaymentDataRetention time.Duration
 
-	// BaseURL is where the REST API is reached, such as
-	// "https://vault.example", for Token.CardArtURL. If "", that is "".
+	// BaseURL is where the REST API is reached, such as "https://vault.example", for
+	// Token.CardArtURL. If empty, CardArtURL is empty.
 	BaseURL string
 
-	// IINLength is 6 or 8: how many digits Token.IIN has. 8 counts for numbers
-	// of 16 digits and more. Defaults to 6.
+	// IINLength is the number of digits of Token.IIN, 6 or 8. 8 applies to card numbers of 16
+	// digits and more. Defaults to 6.
 	IINLength int
 
 	// AllowNonLuhn stores numbers that fail the Luhn check, as closed-loop
@@ -137,11 +137,10 @@ type Options struct {
 	// are.
 	Schemes []card.Scheme
 
-	// RequireSessionBinding refuses payloads of CompleteSession whose header does not
-	// name the session they are for, as sid. Without that, who sees a payload on its way
-	// before it is used can complete another session with it, also one of another
-	// account. The card-entry component sends it. Defaults to false: other clients of
-	// the protocol send none.
+	// RequireSessionBinding refuses payloads of CompleteSession whose header does not name
+	// the session they are for, as sid. Otherwise an attacker who sees a payload before it is
+	// used can complete another session with it, even one of another account. The card-entry
+	// component sends it. Defaults to false: other clients of the protocol send none.
 	RequireSessionBinding bool
 
 	// Replicas is the number of vaults that work on the store, in this process and others,
@@ -317,7 +316,7 @@ func (o *Options) completeBaseURL() error {
 		u, err := url.Parse(o.BaseURL)
 		if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
 			strings.ContainsAny(o.BaseURL, "?#\"'<>\\ ") {
-			return errors.New("cardvault: Options.BaseURL must be a URL of http or https without user, query and fragment")
+			return errors.New("cardvault: Options.BaseURL must be an http or https URL without user, query and fragment")
 		}
 	}
 	o.BaseURL = strings.TrimSuffix(o.BaseURL, "/")

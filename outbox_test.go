@@ -19,7 +19,7 @@ import (
 // TestSinkProcessDies: events wait at most half a minute for another process. The lease of
 // the working process costs a write every four seconds.
 func TestSinkProcessDies(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 		puts := &counting{Store: l.store.on(), kind: kindSinkQueue}
 		mortal := &frail{base: puts}
 		v := l.on(mortal)
@@ -36,17 +36,17 @@ func TestSinkProcessDies(t *testing.T) {
 			t.Errorf("the queue was written %d times in 20 seconds", n)
 		}
 
-		ear.set(func(ctx context.Context, _ *cardvault.Event) error { <-ctx.Done(); return ctx.Err() })
+		sink.set(func(ctx context.Context, _ *cardvault.Event) error { <-ctx.Done(); return ctx.Err() })
 		_, err := v.Import(l.Context(), visa, nil)
 		l.must(err)
 		l.pass(500 * time.Millisecond)
 		mortal.set(errors.New("dead"), false)
 		stop()
 		running.Wait()
-		ear.set(nil)
+		sink.set(nil)
 		id := l.imports(visa)
 		l.run(func() { l.pass(25 * time.Second) })
-		ear.took(id, createdEvent)
+		sink.took(id, createdEvent)
 	})
 }
 
@@ -76,8 +76,8 @@ func (s *counting) Update(ctx context.Context, fn func(store.Tx) error) error {
 // TestSinkOfTwoProcesses: while one process passes events on, however slowly, another
 // process passes none.
 func TestSinkOfTwoProcesses(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
-		ear.set(func(context.Context, *cardvault.Event) error { time.Sleep(14 * time.Second); return nil })
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
+		sink.set(func(context.Context, *cardvault.Event) error { time.Sleep(14 * time.Second); return nil })
 		const events = 700
 		for range events {
 			l.imports(visa)
@@ -89,7 +89,7 @@ func TestSinkOfTwoProcesses(t *testing.T) {
 		l.run(func() { l.pass(10 * time.Minute) })
 		stop()
 		running.Wait()
-		if n := len(ear.passed()); n != events {
+		if n := len(sink.passed()); n != events {
 			t.Errorf("%d events were passed on, want %d", n, events)
 		}
 	})
@@ -98,10 +98,10 @@ func TestSinkOfTwoProcesses(t *testing.T) {
 // TestSinkShares: an account whose events all hang does not hold up other accounts. Its own
 // events arrive in order.
 func TestSinkShares(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 		b, err := l.CreateAccount(l.Context(), "", nil)
 		l.must(err)
-		ear.set(func(ctx context.Context, e *cardvault.Event) error {
+		sink.set(func(ctx context.Context, e *cardvault.Event) error {
 			if e.Account != b.ID {
 				<-ctx.Done()
 				return ctx.Err()
@@ -124,17 +124,17 @@ func TestSinkShares(t *testing.T) {
 				l.must(err)
 				patch(l, hang[0], "again")
 				l.pass(5 * time.Second)
-				ear.took(token.ID, createdEvent, patchedEvent)
-				for _, p := range ear.passed() {
+				sink.took(token.ID, createdEvent, patchedEvent)
+				for _, p := range sink.passed() {
 					if p.TokenID == token.ID && p.at.Sub(began) > 3*time.Second {
 						t.Errorf("%v was passed on after %v", p, p.at.Sub(began))
 					}
 				}
 			}
-			ear.set(nil)
+			sink.set(nil)
 			l.pass(2 * time.Hour)
 		})
-		if n := ear.ordered(); n != len(hang)+10 {
+		if n := sink.ordered(); n != len(hang)+10 {
 			t.Errorf("events of %d tokens were accepted", n)
 		}
 	})
@@ -170,10 +170,10 @@ func TestSinkBehindACrowd(t *testing.T) {
 		"more of both than places": {between: 300, slow: 15 * time.Second, fast: 100 * time.Millisecond, within: 3 * time.Second},
 	} {
 		t.Run(what, func(t *testing.T) {
-			inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+			withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 				b, err := l.CreateAccount(l.Context(), "", nil)
 				l.must(err)
-				ear.set(func(ctx context.Context, e *cardvault.Event) error {
+				sink.set(func(ctx context.Context, e *cardvault.Event) error {
 					takes := test.slow
 					if e.Account == b.ID {
 						takes = test.fast
@@ -208,7 +208,7 @@ func TestSinkBehindACrowd(t *testing.T) {
 					l.pass(20 * time.Second)
 
 					created, latest := 0, time.Duration(0)
-					for _, p := range ear.passed() {
+					for _, p := range sink.passed() {
 						if p.Account == b.ID && p.Type == receive.TokenCreated && p.err == nil {
 							created++
 							latest = max(latest, p.at.Sub(began))
@@ -217,10 +217,10 @@ func TestSinkBehindACrowd(t *testing.T) {
 					if created != len(ids) || latest > test.within {
 						t.Errorf("%d of %d events were passed on, the last one after %v", created, len(ids), latest)
 					}
-					ear.set(nil)
+					sink.set(nil)
 					l.pass(10 * time.Minute)
 				})
-				if n := ear.ordered(); n != len(ids)+test.before+test.between {
+				if n := sink.ordered(); n != len(ids)+test.before+test.between {
 					t.Errorf("events of %d tokens were accepted", n)
 				}
 			})

@@ -16,16 +16,15 @@ import (
 
 // ObtainPPAN sends the card of a token to [Options.PPAN] and returns any answer of the
 // provider. The security code is sent along if the vault has it, and stays. Nothing is
-// stored. An idempotency key does not count: the outcome of a request without an answer is
+// stored. There is no idempotency key: the outcome of a request without an answer is
 // unknown, and repeating it may make a second pseudo card number, which does no harm.
 //
 // A card is sent only to the accounts in [Account.ProviderAccounts], and each time is
 // logged with its caller, token and outcome.
 //
-// Errors: FieldErrors;
-// ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound; ErrTokenInvalidated;
-// ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
-// ErrProviderTimeout, also when the deadline of ctx has come first.
+// Errors: FieldErrors; ErrNotEnabled without a provider; ErrProviderAccount; ErrNotFound;
+// ErrTokenInvalidated; ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
+// ErrProviderTimeout, even when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_ *ppan.Answer, err error) {
 	defer v.doing("obtain PPAN", &err)
 	if v.ledger.Closed() {

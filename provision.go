@@ -200,7 +200,7 @@ func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code network.Code
 	}
 	var e *network.Error
 	if !errors.As(err, &e) {
-		v.log.Error("network did not say whether a scheme is eligible", "scheme", s, "error", leak.Printable(err))
+		v.log.Error("network did not report whether a scheme is eligible", "scheme", s, "error", leak.Printable(err))
 		e = &network.Error{Source: network.SourceConfiguration, Code: network.CodeInvalidRequest}
 	}
 	return codeOf(e, network.SourceConfiguration)
@@ -636,7 +636,7 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 		return nil, notEnabled("Options.Network is nil or not a network.Suspender")
 	}
 	if h.net.id != "" && h.net.network != v.opts.powers.Name {
-		return nil, notEnabled("the network token is of another network than Options.Network")
+		return nil, notEnabled("the network token belongs to another network than Options.Network")
 	}
 	if _, ok := transition.Next(h.token.NetworkTokenStatus, transition.Suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState

@@ -158,13 +158,13 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOpti
 }
 
 // RefreshSecurityCode keeps the security code that was entered in a session of
-// RefreshSession, in place of the one before, and returns the token. It completes
-// the session: of several calls at a time one does.
+// RefreshSession, in place of the one before, and returns the token. It completes the
+// session: of several concurrent calls one does.
 //
-// Errors: FieldErrors; ErrNotFound for a session that is unknown, over, or of
-// another account or a token that is gone; ErrSessionCompleted; ErrSessionKind;
-// ErrUnavailable if the cache does not take the code or the store cannot be read
-// then: the session is completed all the same, and no code is left.
+// Errors: FieldErrors; ErrNotFound for a session that is unknown, ended, or of another
+// account or a deleted token; ErrSessionCompleted; ErrSessionKind; ErrUnavailable if the
+// cache refuses the code or the store cannot be read then: the session is completed all the
+// same, and no code is left.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code card.SecurityCode) (_ *Token, err error) {
 	defer v.doing("refresh security code", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {

@@ -196,7 +196,7 @@ func TestSecurityCodeInRefusals(t *testing.T) {
 			l.drain()
 		}
 		vaulttest.AssertNoLeak(t, []string{"7373"}, l.log.text(), events.Events())
-		if text := l.log.text(); strings.Contains(text, "4242 and") || !strings.Contains(text, "holds what was sent") {
+		if text := l.log.text(); strings.Contains(text, "4242 and") || !strings.Contains(text, "contains data that was sent") {
 			l.Errorf("logged: %s", text)
 		}
 	})

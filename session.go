@@ -21,8 +21,9 @@ import (
 // SessionOptions are the optional parts of a token session.
 type SessionOptions struct {
 	// BypassIdentification skips identification and verification: the token has
-	// IdentificationSkipped then. If it is false, that a cardholder is identified depends on
-	// [Options.IDV], and the token has IdentificationNone or IdentificationChecked.
+	// IdentificationSkipped then. If it is false, [Options.IDV] decides whether the
+	// cardholder is identified, and the token has IdentificationNone or
+	// IdentificationChecked.
 	BypassIdentification bool
 
 	// TokenTTL is the time until the token expires, a second to [MaxTokenTTL]. 0: never. A
@@ -54,8 +55,8 @@ type SessionID struct{ hidden }
 // NewSessionID returns the SessionID of an id that [SessionID.UUID] gave.
 func NewSessionID(id uuid.UUID) SessionID { return SessionID{hiding.New(id[:])} }
 
-// UUID returns the id itself, which nothing hides from then on. It is what the page of
-// a shop is given.
+// UUID returns the id itself, which nothing hides from then on. Give it to the page of the
+// shop.
 func (id SessionID) UUID() (u uuid.UUID) {
 	copy(u[:], hiding.Of(id))
 	return u
@@ -202,10 +203,10 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 type Session struct {
 	State SessionState
 
-	// Refresh is set if a security code is entered anew, and not a card.
+	// Refresh is set if a security code is entered again, instead of a card.
 	Refresh bool
 
-	// Key is what to encrypt under while State is SessionOpen, else nil.
+	// Key is the encryption key while State is SessionOpen, else nil.
 	Key *SessionKey
 
 	// MaskedAccountNumber and Scheme describe the card whose code is entered again, while
@@ -220,8 +221,8 @@ type Session struct {
 	ReasonCode Refusal
 
 	// ChallengeURL is the page on which the shopper proves who they are, of
-	// SessionIdentifying: show it in a frame, and read the session again. If "",
-	// there is nothing to do but to read it again.
+	// SessionIdentifying: show it in a frame, and read the session again. If "", just read it
+	// again.
 	ChallengeURL string
 }
 
@@ -299,7 +300,7 @@ type SessionStatus struct {
 
 // SessionStatus returns how far a session is. Unlike [Vault.Session] it asks no
 // idv.Provider and completes nothing, and costs one read. The error is ErrNotFound for a
-// session that is unknown, over, or of another account.
+// session that is unknown, ended, or of another account.
 func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
 	defer v.doing("get session status", &err)
 	s, err := v.readSession(ctx, id)
@@ -346,7 +347,7 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 // CompleteSession takes the payload that a browser has encrypted under the key of an open
 // session, as a compact JWE, and returns the session in its new state. A refused card
 // leaves it open, with ReasonCode; the fifth fails it. Nothing of a refused card is kept.
-// If several calls come at a time, one completes the session. While the holder of a card is
+// If several calls come at once, one completes the session. While the holder of a card is
 // identified other payloads are not opened: the session is returned as it is.
 //
 // Errors: a FieldError of result.enc_payload for a payload that cannot be opened, was used
@@ -434,10 +435,10 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 // ErrIdentificationPending: the session has the card, and goes on whenever
 // [Vault.Session] is called.
 //
-// Errors: FieldErrors, with the code card_expired for a card that has expired;
-// ErrNotFound for a session that is unknown, over, or of another account;
-// ErrSessionCompleted; ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which
-// leaves the session open; ErrIdentificationFailed, which ends it.
+// Errors: FieldErrors, with the code card_expired for a card that has expired; ErrNotFound
+// for a session that is unknown, ended, or of another account; ErrSessionCompleted;
+// ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which leaves the session
+// open; ErrIdentificationFailed, which ends it.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
 	defer v.doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {

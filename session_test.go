@@ -18,7 +18,7 @@ import (
 // provider, which no store sees. Each of its events names the session, even after the token
 // has changed.
 func TestBusinessKeyOfASession(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		l.store.rests(storetest.Canary(t, l.store.on(), []byte("order-7-key"), []byte("a_shop_of_ours")))
 		ids := map[cardvault.SessionOptions]cardvault.SessionID{}
 		for _, o := range []cardvault.SessionOptions{
@@ -39,9 +39,9 @@ func TestBusinessKeyOfASession(t *testing.T) {
 			}
 			patch(l, token.ID, "another") // so that the first event shows a past state
 			l.drain()
-			if heard := about(ear, token.ID); len(heard) != 2 || heard[0].Session.UUID() != id.UUID() || heard[1].Session.UUID() != id.UUID() ||
-				heard[0].Token.BusinessKey != o.BusinessKey || heard[0].Reason != receive.ReasonTokenized {
-				t.Errorf("passed %v", heard)
+			if events := about(sink, token.ID); len(events) != 2 || events[0].Session.UUID() != id.UUID() || events[1].Session.UUID() != id.UUID() ||
+				events[0].Token.BusinessKey != o.BusinessKey || events[0].Reason != receive.ReasonTokenized {
+				t.Errorf("passed %v", events)
 			}
 			l.must(l.Vault.Delete(l.Context(), token.ID))
 			l.drain()
@@ -49,15 +49,15 @@ func TestBusinessKeyOfASession(t *testing.T) {
 
 		id := l.imports(visa)
 		l.drain()
-		if heard := about(ear, id); len(heard) != 1 || !heard[0].Session.IsZero() {
-			t.Errorf("an import was passed as %+v", heard)
+		if events := about(sink, id); len(events) != 1 || !events[0].Session.IsZero() {
+			t.Errorf("an import was passed as %+v", events)
 		}
 	})
 }
 
 // about returns the events of a token that were passed.
-func about(ear *listener, token uuid.UUID) []passing {
-	return slices.DeleteFunc(ear.passed(), func(p passing) bool { return p.TokenID != token })
+func about(sink *listener, token uuid.UUID) []passing {
+	return slices.DeleteFunc(sink.passed(), func(p passing) bool { return p.TokenID != token })
 }
 
 // TestBusinessKeyOfAnIdentified: a token made after an identification has the business key

@@ -15,13 +15,13 @@ import (
 // TestEventRetriedBesideOthers: a failed event is retried in time, even while more events
 // come than the sink can handle.
 func TestEventRetriedBesideOthers(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		first := l.imports(visa)
 		n := 0
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			if e.TokenID == first {
 				if n++; n == 1 {
-					return errDeaf
+					return errNotNow
 				}
 				return nil
 			}
@@ -42,7 +42,7 @@ func TestEventRetriedBesideOthers(t *testing.T) {
 			}
 		})
 		var after time.Duration
-		for _, p := range ear.passed() {
+		for _, p := range sink.passed() {
 			if p.TokenID == first && p.err == nil {
 				after = p.at.Sub(began)
 			}
@@ -56,9 +56,9 @@ func TestEventRetriedBesideOthers(t *testing.T) {
 // TestEventsAfterAnOutage: a brief failure of the store stops events briefly, not for the
 // length of a lease.
 func TestEventsAfterAnOutage(t *testing.T) {
-	inEar(t, cardvault.Live, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Live, func(l *lab, sink *listener) {
 		l.run(func() {
-			ear.set(func(context.Context, *cardvault.Event) error { time.Sleep(time.Second); return nil })
+			sink.set(func(context.Context, *cardvault.Event) error { time.Sleep(time.Second); return nil })
 			l.imports(visa)
 			l.pass(500 * time.Millisecond)
 			l.store.set(errors.New("down"), false)
@@ -67,7 +67,7 @@ func TestEventsAfterAnOutage(t *testing.T) {
 
 			other := l.imports(visa)
 			l.pass(15 * time.Second)
-			ear.took(other, createdEvent)
+			sink.took(other, createdEvent)
 		})
 	})
 }
@@ -109,7 +109,7 @@ func (s *blind) Update(ctx context.Context, fn func(store.Tx) error) error {
 // TestEventsBesideAnUnreadableQueue: imports and deletions succeed while the store cannot
 // read the sink's queue. Their events are passed on once it can.
 func TestEventsBesideAnUnreadableQueue(t *testing.T) {
-	inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+	withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 		s := &blind{Store: l.store, kind: kindSinkQueue}
 		v := l.on(s)
 		l.imports(visa)
@@ -121,7 +121,7 @@ func TestEventsBesideAnUnreadableQueue(t *testing.T) {
 		s.on.Store(false)
 		l.imports(visa)
 		l.run(func() { l.pass(time.Minute) })
-		ear.took(token.ID, createdEvent)
+		sink.took(token.ID, createdEvent)
 	})
 }
 
@@ -133,7 +133,7 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 		"another account":   func(r *store.Record) { r.Account = uuid.UUID{1: 7} },
 	} {
 		t.Run(what, func(t *testing.T) {
-			inEar(t, cardvault.Sandbox, func(l *lab, ear *listener) {
+			withSink(t, cardvault.Sandbox, func(l *lab, sink *listener) {
 				l.imports(visa)
 				l.drain()
 				var edited *store.Record
@@ -155,8 +155,8 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 					l.pass(10 * time.Minute)
 					another := l.imports(visa)
 					l.pass(10 * time.Minute)
-					ear.took(other, createdEvent)
-					ear.took(another, createdEvent)
+					sink.took(other, createdEvent)
+					sink.took(another, createdEvent)
 				})
 			})
 		})
@@ -166,15 +166,15 @@ func TestEventsBesideAnEditedQueue(t *testing.T) {
 // TestEventRetriedBesideAnUnreadableQueue: an event is retried even though the queue of a
 // webhook with a due delivery is unreadable.
 func TestEventRetriedBesideAnUnreadableQueue(t *testing.T) {
-	ear := &listener{t: t}
-	inPost(t, cardvault.Options{Mode: cardvault.Sandbox, Events: ear}, func(l *lab, post *post, _ *cardvault.Webhook) {
+	sink := &listener{t: t}
+	inPost(t, cardvault.Options{Mode: cardvault.Sandbox, Events: sink}, func(l *lab, post *post, _ *cardvault.Webhook) {
 		s := &blind{Store: l.store.on(), kind: kindQueue}
 		l.store.rests(s)
 		post.says(500)
 		tries := map[uuid.UUID]int{}
-		ear.set(func(_ context.Context, e *cardvault.Event) error {
+		sink.set(func(_ context.Context, e *cardvault.Event) error {
 			if tries[e.TokenID]++; tries[e.TokenID] <= 4 {
-				return errDeaf
+				return errNotNow
 			}
 			return nil
 		})
@@ -183,7 +183,7 @@ func TestEventRetriedBesideAnUnreadableQueue(t *testing.T) {
 			l.pass(time.Second)
 			s.on.Store(true)
 			l.pass(48 * time.Hour)
-			ear.took(id, createdEvent)
+			sink.took(id, createdEvent)
 		})
 	})
 }

@@ -45,8 +45,8 @@ type Token struct {
 	CreatedAt time.Time   `wire:"created_at"` // in UTC and whole microseconds, like all times here
 	Expiry    card.Expiry `wire:"expiry_month+expiry_year"`
 
-	// ExpiresAt is when the token is deleted by itself. Zero unless it was
-	// created with an expiration time that no update has lifted.
+	// ExpiresAt is when the token expires and is deleted. Zero unless it was created with an
+	// expiration time that no update has removed.
 	ExpiresAt     time.Time `wire:"expires_at"`
 	InvalidatedAt time.Time `wire:"invalidated_at"` // zero while Status is StatusActive
 
@@ -69,11 +69,11 @@ type Token struct {
 	Scheme         card.Scheme        `wire:"scheme"`
 	Identification idv.Identification `wire:"identity_and_verification"`
 
-	// Authentication is what the identification came to, nil unless Identification
-	// is idv.Checked.
+	// Authentication is the result of the identification, nil unless Identification is
+	// idv.Checked.
 	Authentication *idv.Authentication `wire:"authentication_data,empty"`
 
-	// SupportsDeviceBinding is what the network says.
+	// SupportsDeviceBinding is reported by the network.
 	SupportsDeviceBinding bool `wire:"supports_device_binding"`
 
 	// BusinessKey is the key under which the card was known at ImportProvider.
@@ -152,7 +152,7 @@ type ImportOptions struct {
 	ImportProvider string
 
 	// TokenTTL is the time until the token expires, a second to [MaxTokenTTL]. 0: never. A
-	// token that expires has no network token. An update can lift it:
+	// token that expires has no network token. An update can remove the expiry:
 	// [TokenUpdate.ExpiresAt].
 	TokenTTL time.Duration
 
@@ -451,10 +451,10 @@ func (o *TokenListOptions) check() error {
 	var errs []error
 	// No classes would select the classes of all schemes.
 	if slices.ContainsFunc(o.Scheme, func(s card.Scheme) bool { return s >= schemes }) {
-		errs = append(errs, &FieldError{"Scheme", invalid.Enum, "must name schemes that exist"})
+		errs = append(errs, &FieldError{"Scheme", invalid.Enum, "must name known schemes"})
 	}
 	if slices.ContainsFunc(o.NetworkTokenStatus, func(s network.Status) bool { return s >= networkTokenStatuses }) {
-		errs = append(errs, &FieldError{"NetworkTokenStatus", invalid.Enum, "must name statuses that exist"})
+		errs = append(errs, &FieldError{"NetworkTokenStatus", invalid.Enum, "must name known statuses"})
 	}
 	return errors.Join(errs...)
 }
@@ -518,9 +518,9 @@ type TokenUpdate struct {
 	ImportProvider *string
 	Expiry         *card.Expiry // cannot be removed; may be past
 
-	// ExpiresAt lifts the expiry of the token, which stays until it is deleted then: it can
-	// be removed, and not set. Like a changed Expiry it starts nothing by itself; [Vault.Provision]
-	// asks for the network token.
+	// ExpiresAt removes the expiry of the token, which then stays until it is deleted. An
+	// expiry cannot be set. Like a changed Expiry it starts nothing by itself;
+	// [Vault.Provision] asks for the network token.
 	ExpiresAt *time.Time
 }
 

@@ -11,9 +11,9 @@
 //		Expiry: card.Expiry{Month: 12, Year: 2030},
 //	}, nil)
 //
-// Most programs need [Open], [KeyFile] and the methods of [Vault]. To serve the REST
-// surface, mount httpapi.NewHandler. In tests, take the real vault in memory from
-// vaulttest.New. To run on several machines, call [New] with a shared [store.Store].
+// Most programs need [Open], [KeyFile] and the methods of [Vault]. To serve the REST API,
+// mount httpapi.NewHandler. In tests, take the real vault in memory from vaulttest.New. To
+// run on several machines, call [New] with a shared [store.Store].
 //
 // # Stored data
 //
@@ -49,10 +49,10 @@
 //
 // # Background work
 //
-// Call [Vault.Run] in a goroutine of its own, or [Vault.Drain] now and then. It
-// provisions network tokens and keeps them up to date, passes events to
-// [Options.Events], and erases tokens with an expiration time, sessions, API
-// keys and idempotency keys: these are invisible from the instant they lapse on.
+// Call [Vault.Run] in a goroutine of its own, or [Vault.Drain] now and then. It provisions
+// network tokens and keeps them up to date, passes events to [Options.Events], and erases
+// tokens with an expiration time, sessions, API keys and idempotency keys: these are
+// invisible from the instant they lapse.
 //
 // # Idempotency
 //
@@ -65,7 +65,7 @@
 // The record of a key is written in the transaction of the effect. It holds a keyed hash of
 // the request, never the request. Import and Provision return the token as it was, other
 // calls return the present state of their object. If the object was deleted the error is
-// [ErrNotFound], and nothing is made anew. The same holds for CreateSession and
+// [ErrNotFound], and nothing is made again. The same holds for CreateSession and
 // RefreshSession once the session has lapsed, because its id is a credential. API keys,
 // payment secrets and secrets of webhooks are shown once and not on a repetition: rotate or
 // revoke a lost one. Errors are not stored, except ErrNetworkTokenState of Provision.
@@ -75,7 +75,7 @@
 // and is counted for the [Actor.RootKeyID] of the call, or its [Actor.Name], or for all
 // calls without either. After five of them every call for that root is
 // ErrIdempotencyKeyReused as long as the key is kept, even the right one, so that no other
-// part of a request can be tried out either. Other roots are not affected.
+// part of a request can be guessed either. Other roots are not affected.
 //
 // RequestPaymentData waits for the network, Consume for the cache of security codes. A
 // repetition meanwhile is [ErrIdempotencyInProgress], for a minute at most after a crash.
@@ -137,7 +137,7 @@ type core struct {
 	outbox    *outbox.Outbox
 	testing   sync.Map   // row keys of webhooks to which a test is under way
 	rate      *jobs.Rate // of calls for a scheme
-	nobody    *nobody
+	decoy     *decoy
 
 	principals *ledger.Memory[*Principal] // under the digests of their API keys' texts
 
@@ -254,7 +254,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	if unused := o.powers.Unused; unused != nil {
-		o.Logger.Warn("the network has powers that are not used, because its Info does not name them", "interfaces", unused)
+		o.Logger.Warn("the network has capabilities that are not used, because its Info does not name them", "interfaces", unused)
 	}
 
 	c := &core{opts: o, log: o.Logger, guesses: guesses{seed: maphash.MakeSeed()}}
@@ -293,7 +293,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	c.outbox.Attach(c.jobs)
 	v := whole.In(c.ledger.First)
-	c.nobody, err = v.newNobody()
+	c.decoy, err = v.newDecoy()
 	return v, err
 }
 
@@ -312,13 +312,13 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // Records sealed before stay readable, and are sealed again when they are next written.
 // Other processes on the same store follow when they meet the new term. opts may be nil; an
 // idempotency key is unique within the vault. 400 rotations are possible, and a few more;
-// then a rotation is an error. The last KiB of [MaxWrapped] is kept for mending a lost
-// keyring.
+// then a rotation is an error. The last KiB of [MaxWrapped] is reserved for repairing a
+// lost keyring.
 //
-// Without an idempotency key RotateKeys also mends a store whose keyring was lost, or replaced by a
-// former one, while the vault is open; and a lost count of seals. The error is ErrDamaged,
-// without another call of the key provider, if the store has a later term than the vault
-// knows.
+// Without an idempotency key RotateKeys also repairs a store whose keyring was lost, or
+// replaced by a former one, while the vault is open; and a lost count of seals. The error
+// is ErrDamaged, without another call of the key provider, if the store has a later term
+// than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing("rotate keys", &err)
 	call := replay.Request{Operation: ledger.OpRotateKeys, Key: opts.key()}

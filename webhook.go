@@ -40,8 +40,8 @@ type Webhook struct {
 	// updated, deleted. Never empty.
 	Events []receive.EventType `wire:"events"`
 
-	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest secret
-	// that signs: a receiver has until that ends to take the next.
+	// LegacyHMAC adds the header x-hmac-signature to deliveries, under the oldest active
+	// secret. The receiver must change to the next one before that expires.
 	LegacyHMAC bool `wire:"legacy_hmac"`
 
 	// Disabled reports whether deliveries have stopped, and DisabledReason the reason.
@@ -89,7 +89,7 @@ type Sender interface {
 	Send(ctx context.Context, d *Delivery) (*SendResult, error)
 }
 
-// A Target is where a webhook is to deliver.
+// A Target is the address of a webhook, and its account.
 type Target struct {
 	URL     string    // of any text
 	Account uuid.UUID // whose webhook it is
@@ -107,7 +107,7 @@ type Delivery struct {
 	Legacy    bool                    // Webhook.LegacyHMAC
 }
 
-// A SendResult is what a webhook has answered.
+// A SendResult is the answer of a webhook.
 type SendResult struct {
 	StatusCode int // of HTTP; 2xx is success
 
@@ -383,7 +383,7 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 		errs = append(errs, checkText("Description", []byte(w.Description)))
 	}
 	if slices.ContainsFunc(w.Events, func(e receive.EventType) bool { return typeNumber(e) == 0 }) {
-		errs = append(errs, &FieldError{"Events", invalid.Enum, "must be types of events"})
+		errs = append(errs, &FieldError{"Events", invalid.Enum, "must be event types"})
 	}
 
 	named := w.Events
@@ -519,7 +519,7 @@ func (v *Vault) openWebhook(ctx context.Context, rec *store.Record) (*Webhook, e
 	f.Array(webhookSet, ofSet[:])
 	tlv.Items(&f, webhookSecretUntil, webhookSecret, &w.secrets, (*signingSecret).fields)
 	if ofSet != w.set || len(w.secrets) == 0 {
-		return nil, v.rows.Named(rec, fmt.Errorf("%w: the secrets of a webhook are not those it has", ErrDamaged))
+		return nil, v.rows.Named(rec, fmt.Errorf("%w: the stored secrets do not belong to the webhook", ErrDamaged))
 	}
 	return w, v.rows.Named(rec, ledger.FieldsError(&f))
 }

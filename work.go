@@ -101,7 +101,7 @@ func (v *Vault) feed(ctx context.Context) {
 		if err == nil {
 			err = errors.New("it has ended")
 		}
-		v.log.Error("feed of the network failed and will be started again", "error", leak.Printable(err))
+		v.log.Error("feed of the network failed and will be restarted", "error", leak.Printable(err))
 		if time.Since(start) > time.Minute {
 			wait = time.Second
 		}

@@ -672,7 +672,7 @@ func TestFeed(t *testing.T) {
 				t.Errorf("restarted after %v", pause)
 			}
 		}
-		if text := l.log.text(); strings.Contains(text, "4242424242424242") || strings.Count(text, "started again") != 3 {
+		if text := l.log.text(); strings.Contains(text, "4242424242424242") || strings.Count(text, "will be restarted") != 3 {
 			t.Errorf("log: %s", text)
 		}
 	})
@@ -966,17 +966,17 @@ func TestAnotherNetwork(t *testing.T) {
 	})
 }
 
-// A told store stands for one of several processes that hear of each other's writes. heard
+// A notified store stands for one of several processes that hear of each other's writes. kinds
 // holds the kinds written.
-type told struct {
+type notified struct {
 	*frail
-	heard chan store.Kind
+	kinds chan store.Kind
 }
 
-func (s told) Wakes(ctx context.Context, wake func(store.Kind)) error {
+func (s notified) Wakes(ctx context.Context, wake func(store.Kind)) error {
 	for {
 		select {
-		case kind := <-s.heard:
+		case kind := <-s.kinds:
 			wake(kind)
 		case <-ctx.Done():
 			return nil
@@ -987,10 +987,10 @@ func (s told) Wakes(ctx context.Context, wake func(store.Kind)) error {
 // TestHeard: a running vault does at once the work that another process has written. If it
 // may have missed something, it looks for all work.
 func TestHeard(t *testing.T) {
-	for _, heard := range []store.Kind{kindNetworkToken, 0} {
-		t.Run(fmt.Sprintf("kind %d", heard), func(t *testing.T) {
+	for _, kind := range []store.Kind{kindNetworkToken, 0} {
+		t.Run(fmt.Sprintf("kind %d", kind), func(t *testing.T) {
 			inLab(t, nil, func(l *lab) {
-				writes, wakes := l.Vault, told{l.store, make(chan store.Kind)}
+				writes, wakes := l.Vault, notified{l.store, make(chan store.Kind)}
 				l.Vault = l.on(wakes)
 				l.run(func() {
 					l.pass(time.Second)
@@ -998,7 +998,7 @@ func TestHeard(t *testing.T) {
 					l.must(err)
 					l.pass(time.Second) // due slightly later
 					l.is(token.ID, pending, "")
-					wakes.heard <- heard
+					wakes.kinds <- kind
 					synctest.Wait()
 					l.is(token.ID, active, "")
 				})

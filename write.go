@@ -12,8 +12,8 @@ import (
 // An Actor says on whose behalf calls are made. A zero field is unknown.
 type Actor struct {
 	KeyID     uuid.UUID // of the API key
-	RootKeyID uuid.UUID // of the first of the chain of keys that made it: [APIKey.Root]
-	Name      string    // of who is authenticated by something else than an API key
+	RootKeyID uuid.UUID // of the first key in its chain of creators: [APIKey.Root]
+	Name      string    // of a caller that is authenticated without an API key
 	Address   string    // of the client
 	RequestID string
 }

@@ -29,12 +29,12 @@ type Func func(ctx context.Context, text, aad []byte) ([]byte, error)
 
 // New returns a wrapper of the key of a KMS, whose name is as [cardvault.KeyWrapper] says.
 //
-// encrypt encrypts a key of 32 bytes, in up to 65,535 bytes. It may bind that to aad too, such
-// as for the log of the KMS. What the wrapper returns is bound to aad in any case.
+// encrypt encrypts a key of 32 bytes, in up to 65,535 bytes. It may bind that to aad too,
+// such as for the log of the KMS. The wrapper's result is bound to aad in any case.
 //
-// decrypt returns what encrypt was given. If the KMS refuses the text, or aad, its error wraps
-// [cardvault.ErrWrongKey]. Any other error is transient, such as when the KMS is out of reach
-// or denies access.
+// decrypt returns the plaintext of encrypt. If the KMS refuses the text, or aad, its error
+// wraps [cardvault.ErrWrongKey]. Any other error is transient, such as when the KMS is out
+// of reach or denies access.
 func New(keyID string, encrypt, decrypt Func) cardvault.KeyWrapper {
 	return &wrapper{keyID, encrypt, decrypt}
 }

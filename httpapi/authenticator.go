@@ -19,7 +19,7 @@ type Authenticator interface {
 	// that wraps cardvault.ErrUnauthenticated. Other errors are answered as failures of the
 	// service and logged: they must not hold a credential.
 	//
-	// It is called concurrently, for every request that is not public, also for those
+	// It is called concurrently, for every request that is not public, including requests
 	// without credentials. No limit has counted the request yet, so it should refuse at
 	// little cost.
 	//
@@ -72,11 +72,11 @@ func (p *Principal) check() error {
 	case p.Key != nil && p.Key.ID == uuid.Nil:
 		return errors.New("httpapi: the Authenticator returned a Principal whose Key has no ID: leave Key nil")
 	case p.Key != nil && p.Key.Account != p.Account.ID:
-		return errors.New("httpapi: the Authenticator returned a Principal whose Key is of another Account")
+		return errors.New("httpapi: the Authenticator returned a Principal whose Key belongs to another Account")
 	case len(p.Name) > 64 || slices.ContainsFunc([]byte(p.Name), func(c byte) bool { return c < ' ' || c > '~' }):
 		return errors.New("httpapi: the Authenticator returned a Principal whose Name is not at most 64 printable ASCII characters")
 	case !p.RateLimit.valid():
-		return errors.New("httpapi: the Authenticator returned a Principal whose RateLimit is negative or no number")
+		return errors.New("httpapi: the Authenticator returned a Principal whose RateLimit is negative or not a number")
 	}
 	return nil
 }

@@ -15,7 +15,7 @@
 // A request is authenticated by the header x-api-key, with a key of the vault unless
 // [Options.Authenticator] says otherwise, and acts in the account of that key. Card art
 // needs no key, see [Options.CardArtRequiresKey]. Nor do the calls that a browser makes in
-// a session, whose id entitles to them, see [Options.AllowedOrigins]. Answers to errors
+// a session, whose id is the credential, see [Options.AllowedOrigins]. Answers to errors
 // come from one table and never repeat the request.
 package httpapi
 
@@ -86,10 +86,10 @@ type Options struct {
 	// guessed, is enough.
 	CardArtRequiresKey bool
 
-	// AllowedOrigins are the origins whose pages may load the card-entry component,
-	// hold its frame and make the calls of a session from a browser, as browsers send
-	// them: "https://shop.example". Shoppers enter cards there: name only your own. http
-	// is for localhost and 127.0.0.1 alone. Defaults to the origin of the vault alone.
+	// AllowedOrigins are the origins whose pages may load the card-entry component, hold its
+	// frame and make the calls of a session from a browser, as browsers send them:
+	// "https://shop.example". Shoppers enter cards there: name only your own. http is only
+	// for localhost and 127.0.0.1. Defaults to only the origin of the vault.
 	AllowedOrigins []string
 
 	// AccountOrigins returns the AllowedOrigins of an account: only their pages may make
@@ -100,16 +100,16 @@ type Options struct {
 	AccountOrigins func(account uuid.UUID) []string
 
 	// OmitAbsent leaves members that are null out of every answer, for clients that do not
-	// take null. An item of a list stays. Deliveries to webhooks are the vault's, and keep
+	// accept null. An item of a list stays. Deliveries to webhooks are the vault's, and keep
 	// null. Defaults to false.
 	OmitAbsent bool
 
 	// IgnoreUnknown drops members of bodies and parameters of queries that an endpoint does
-	// not have, for clients that send more. All else is refused as before: a body that is
-	// too large, too deep or has a member twice, and a known member that is not valid.
-	// The values of dropped members do not count in the comparison under an idempotency key.
-	// A misspelt member is dropped too: an API key without its expiration_time lives for
-	// ever, and a list without its filter is of everything. Defaults to false.
+	// not have, for clients that send more. All else is refused as before: a body that is too
+	// large, too deep or has a member twice, and a known member that is not valid. The values
+	// of dropped members do not count in the comparison under an idempotency key. A misspelt
+	// member is dropped too: an API key without its expiration_time never expires, and a list
+	// without its filter contains everything. Defaults to false.
 	IgnoreUnknown bool
 
 	// Logger receives failures of the service and lists with damaged items at error level,
@@ -140,7 +140,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		return nil, errors.New("httpapi: Options.Challenge must be printable ASCII")
 	}
 	if !o.RateLimit.valid() || !o.KeyRateLimit.valid() || o.Timeout < 0 {
-		return nil, errors.New("httpapi: Options holds a limit that is negative or no number")
+		return nil, errors.New("httpapi: Options holds a limit that is negative or not a number")
 	}
 	if name := o.ProviderName; name != "" && name != neutralProvider {
 		if !isProviderName(name) {

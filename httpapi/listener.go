@@ -2,11 +2,11 @@ package httpapi
 
 import "net"
 
-// Erasing returns a listener whose connections erase the memory that they are to
-// read into before they wait for more. net/http keeps the last request of an idle
-// connection in its buffer, and a card in it: with this it is gone when the next one
-// is waited for. A server that speaks TLS itself puts it around the TLS listener,
-// and speaks HTTP/1.1 then.
+// Erasing returns a listener whose connections erase their read buffer before they wait for
+// more data. net/http keeps the last request of an idle connection in that buffer, and a
+// card in it. With Erasing the request is gone while the connection waits for the next one.
+// A server that speaks TLS itself puts it around the TLS listener, and speaks HTTP/1.1
+// then.
 func Erasing(l net.Listener) net.Listener { return erasing{l} }
 
 type erasing struct{ net.Listener }

@@ -16,9 +16,9 @@ var (
 	contractJSON []byte
 )
 
-// OpenAPI returns the contract of the REST API in OpenAPI 3.1, which the handler serves
-// at /openapi.yaml and /openapi.json: twice the same document. Its addresses are relative
-// to its own, under any prefix. The caller may change the slices.
+// OpenAPI returns the contract of the REST API in OpenAPI 3.1, which the handler serves at
+// /openapi.yaml and /openapi.json: the same document twice. Its addresses are relative to
+// its own, under any prefix. The caller may change the slices.
 func OpenAPI() (yaml, json []byte) { return bytes.Clone(contractYAML), bytes.Clone(contractJSON) }
 
 // revalidated is the Cache-Control of files that are requested anew every time, so that a

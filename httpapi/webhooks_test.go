@@ -276,8 +276,8 @@ func TestWebhookTestsAtATime(t *testing.T) {
 	})
 }
 
-// An event without an enabled webhook is not delivered again. The same idempotency key
-// works later, once there is one.
+// An event without an enabled webhook is not delivered again. The error is not stored: the
+// same idempotency key works once there is a webhook.
 func TestRedeliverToNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := &sender{}

@@ -5,10 +5,10 @@
 // in a session, before the card becomes a token:
 //
 //  1. Identify, once the card is entered. Its [Result] may be final at once. An error,
-//     also a missed deadline, leaves the outcome open: the vault calls Identify again
+//     including a missed deadline, leaves the outcome open: the vault calls Identify again
 //     under the same idempotency key.
 //  2. LookupIdentification, while the Result is [Pending], about once a second as long as
-//     the session is asked for. The shopper is shown its ChallengeURL meanwhile.
+//     the session is read. The shopper is shown its ChallengeURL meanwhile.
 //  3. Nothing after [Passed], [NotNeeded] or [Failed].
 //
 // Users of a vault meet only two of the package's types, in its tokens: [Authentication]

@@ -82,53 +82,53 @@ letter or digit, and SandboxOnly keeps the provider from real cards: a vault ask
 	Check: info,
 }, {
 	Name: "Passed",
-	Why: `An identification that ends well is Passed, with an Authentication that a token can show: a
-method, and status, ECI and time in their form. The vault takes nothing else for an answer.`,
+	Why: `A successful identification is Passed, with an Authentication that a token can show: a method,
+and status, ECI and time in their form. The vault accepts no other answer.`,
 	Check: passed,
 }, {
 	Name: "Failed",
-	Why: `An identification that fails is Failed, without an Authentication, and stays so. After an
-error the shopper waits until the session lapses.`,
+	Why: `A failed identification is Failed, without an Authentication, and stays so. After an error the
+shopper waits until the session expires.`,
 	Check: failed,
 }, {
 	Name: "Again",
 	Why: `Under an idempotency key that was used before, Identify returns the state of that
-identification, also without the security code, and begins no other: a vault whose call was cut
-off asks again, and the shopper would be asked twice.`,
+identification, even without the security code, and begins no other. A vault whose call was
+cut off calls again, and otherwise the shopper would be asked twice.`,
 	Check: again,
 }, {
 	Name: "AtOnce",
-	Why: `The same holds for calls at the same time: after a deadline the vault repeats a call that the
-provider may still be working on.`,
+	Why: `The same holds for concurrent calls: after a deadline the vault repeats a call that the
+provider may still be processing.`,
 	Check: atOnce,
 }, {
 	Name: "Another",
-	Why: `Another idempotency key is another identification, also of the same card: who has passed one
-must not have passed that of somebody else.`,
+	Why: `Another idempotency key is another identification, even of the same card: passing one must not
+pass the identification of another shopper.`,
 	Check: another,
 }, {
 	Name: "Restart",
-	Why: `A second provider goes on with what the first has begun: another process may ask, and any may
-be started anew while a shopper is at a challenge.`,
+	Why: `A second provider continues an identification of the first: another process may ask, and any
+process may be restarted while a shopper is at a challenge.`,
 	Check: restart,
 }, {
 	Name: "UnknownReference",
-	Why: `LookupIdentification of a reference that was never given is Failed, and never Passed or
-NotNeeded: a token would be made for a card whose holder nobody has seen.`,
+	Why: `LookupIdentification of an unknown reference is Failed, and never Passed or NotNeeded.
+Otherwise a token would be made for a card whose holder was never identified.`,
 	Check: unknown,
 }, {
 	Name: "ContextEnded",
-	Why: `A call whose context has ended returns at once, with an error that is the context's: the
-vault calls again. Failed would end the session of a shopper who did nothing wrong.`,
+	Why: `A call whose context has ended returns at once, with the error of the context: the vault calls
+again. Failed would end the session of a shopper who did nothing wrong.`,
 	Check: contextEnded,
 }, {
 	Name: "NoCardData",
-	Why: `No answer and no error holds the card number: references are stored and URLs are shown. All
-rules check this; here the provider is asked about cards that it cannot know.`,
+	Why: `No answer and no error contains the card number: references are stored and URLs are shown. All
+rules check this. This rule asks the provider about cards that it cannot know.`,
 	Check: noCardData,
 }, {
 	Name:  "Concurrency",
-	Why:   `All methods may be called concurrently. Nobody gets what belongs to another.`,
+	Why:   `All methods may be called concurrently. No call returns another call's result.`,
 	Check: concurrency,
 }}
 
@@ -162,7 +162,7 @@ func (s *suite) begin(t testing.TB, key string) *idv.Result {
 		t.Fatalf("Identify of Harness.Card: %v", err)
 	}
 	if got.State == idv.NotNeeded {
-		t.Fatal("Identify of Harness.Card: NotNeeded, want one that is identified")
+		t.Fatal("Identify of Harness.Card: NotNeeded, want an identification")
 	}
 	return got
 }
@@ -211,17 +211,17 @@ func (s *suite) check(got *idv.Result) error {
 	what := ""
 	switch {
 	case got == nil:
-		what = "there is neither a result nor an error"
+		what = "neither a result nor an error"
 	case got.State < idv.Pending || got.State > idv.Failed:
-		what = "there is no such State"
+		what = "State is unknown"
 	case got.State == idv.Pending && (got.Reference == "" || len(got.Reference) > 255):
-		what = "Reference of a pending one must have 1 to 255 bytes"
+		what = "Reference of a pending identification must have 1 to 255 bytes"
 	case got.State == idv.Pending && got.ChallengeURL != "" && !s.challenge(got.ChallengeURL):
 		what = "ChallengeURL must be https, in a sandbox also http on the loopback, of at most 2048 printable characters"
 	case got.State == idv.Passed:
 		return checkAuthentication(got.Authentication)
 	case got.Authentication != nil:
-		what = "there is an Authentication, although State is not Passed"
+		what = "Authentication is set, but State is not Passed"
 	}
 	if what != "" {
 		return errors.New("idvtest: result: " + what)
@@ -242,7 +242,7 @@ func checkAuthentication(a *idv.Authentication) error {
 	what := ""
 	switch {
 	case a == nil:
-		what = "there is none, although State is Passed"
+		what = "it is missing, but State is Passed"
 	case !slices.Contains([]string{"three_ds", "security_code", "otp", "passkey"}, a.Method):
 		what = "Method must be three_ds, security_code, otp or passkey"
 	case !regexp.MustCompile(`^[A-Z]?$`).MatchString(a.Status):
@@ -370,7 +370,7 @@ func atOnce(t testing.TB, s *suite) {
 func another(t testing.TB, s *suite) {
 	first, second := s.begin(t, uuid.NewString()), s.begin(t, uuid.NewString())
 	if first.State == idv.Pending && second.State == idv.Pending && first.Reference == second.Reference {
-		t.Fatal("two keys have one identification")
+		t.Fatal("two keys have the same identification")
 	}
 	if s.Answer == nil || second.State != idv.Pending {
 		return
@@ -390,7 +390,7 @@ func unknown(t testing.TB, s *suite) {
 	}
 	for _, reference := range references {
 		if got, err := s.lookup(t.Context(), s.provider, reference); err != nil || got.State != idv.Failed {
-			t.Errorf("LookupIdentification of a reference that was never given: %+v, %v, want Failed", got, err)
+			t.Errorf("LookupIdentification of an unknown reference: %+v, %v, want Failed", got, err)
 		}
 	}
 }

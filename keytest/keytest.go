@@ -62,18 +62,18 @@ var aad = bytes.Repeat([]byte("keytest "), 12)
 
 var rules = []contract.Rule[*suite]{{
 	Name: "KeyID",
-	Why: `KeyID is 1 to 255 bytes and always the same, also after a restart. It is stored beside the
-wrapped keys: a vault that meets another name does not open.`,
+	Why: `KeyID is 1 to 255 bytes and always the same, even after a restart. It is stored next to the
+wrapped keys, and a vault that finds another name does not open.`,
 	Check: keyID,
 }, {
 	Name:  "RoundTrip",
-	Why:   `Unwrap returns what Wrap was given. Without it nothing in the store can be read, by anybody.`,
+	Why:   `Unwrap returns the plaintext of Wrap. Otherwise nothing in the store could ever be read again.`,
 	Check: func(t testing.TB, s *suite) { s.roundTrip(t, 256) },
 }, {
 	Name: "Sizes",
-	Why: `Wrap takes up to MaxWrapped bytes. What it is given has 191 bytes at first and grows by 37
-or 38 with each rotation, so that a limit of less is met when it is too late. A KMS that encrypts
-little, or RSA, takes package envelope, which has it encrypt 32 bytes.`,
+	Why: `Wrap accepts up to MaxWrapped bytes. Its plaintext has 191 bytes at first and grows by 37 or
+38 with each rotation, so a smaller limit is noticed too late. For a KMS that encrypts little,
+or RSA, use package envelope, which has it encrypt 32 bytes.`,
 	Check: func(t testing.TB, s *suite) {
 		for _, size := range []int{1, 191, 4 << 10, 4<<10 + 1, cardvault.MaxWrapped} {
 			s.roundTrip(t, size)
@@ -81,37 +81,38 @@ little, or RSA, takes package envelope, which has it encrypt 32 bytes.`,
 	},
 }, {
 	Name: "Restart",
-	Why: `What one wrapper has wrapped another one of the same key unwraps: after a restart there is
-nothing else left of the first.`,
+	Why: `A text wrapped by one wrapper is unwrapped by another wrapper of the same key: nothing else of
+the first survives a restart.`,
 	Check: restart,
 }, {
 	Name: "AAD",
-	Why: `Unwrap with other associated data is ErrWrongKey. It holds the mode, the account and the term
-of the keys: whoever edits the store must not make a live vault of a sandbox.`,
+	Why: `Unwrap with other associated data is ErrWrongKey. The associated data contains the mode, the
+account and the term of the keys: an attacker who edits the store must not turn a sandbox into
+a live vault.`,
 	Check: bound,
 }, {
 	Name: "Altered",
-	Why: `Unwrap of anything else than what Wrap returned is ErrWrongKey, and not another key: the vault
-would seal records under it that nobody can read.`,
+	Why: `Unwrap of anything except a result of Wrap is ErrWrongKey, and never another key: the vault
+would seal records that could not be read again.`,
 	Check: altered,
 }, {
 	Name: "OtherKey",
-	Why: `Unwrap of what another key has wrapped is ErrWrongKey. That tells an operator to look for the
-right key, where any other error lets a program wait and try again.`,
+	Why: `Unwrap of a text wrapped by another key is ErrWrongKey. This tells an operator to look for the
+right key; after any other error a program waits and tries again.`,
 	Check: otherKey,
 }, {
 	Name: "Sealed",
-	Why: `What Wrap returns does not hold the plaintext, in no form: it is stored where anybody may
+	Why: `The result of Wrap does not contain the plaintext in any form: it is stored where anyone may
 read it. Nor does an error.`,
 	Check: sealed,
 }, {
 	Name: "Memory",
-	Why: `Wrap and Unwrap change and keep none of their arguments, and what they return is the caller's:
-the vault wipes the keys once they are wrapped.`,
+	Why: `Wrap and Unwrap neither change nor keep their arguments, and their results belong to the
+caller: the vault wipes the keys once they are wrapped.`,
 	Check: memory,
 }, {
 	Name: "ContextEnded",
-	Why: `A call whose context has ended returns at once, and its error is the context's, never
+	Why: `A call whose context has ended returns at once with the error of the context, and never with
 ErrWrongKey: the operator would look for another key.`,
 	Check: contextEnded,
 }, {
@@ -158,10 +159,10 @@ func (s *suite) unwraps(t testing.TB, key cardvault.KeyWrapper, wrapped, want []
 	t.Helper()
 	got, err := key.Unwrap(t.Context(), wrapped, aad)
 	if err != nil {
-		t.Fatalf("Unwrap of what Wrap returned for %d bytes: %v", len(want), err)
+		t.Fatalf("Unwrap of the result of Wrap for %d bytes: %v", len(want), err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("Unwrap returns other bytes than Wrap was given: %d, of %d", len(got), len(want))
+		t.Fatalf("Unwrap returns other bytes than the plaintext of Wrap: %d, of %d", len(got), len(want))
 	}
 }
 
@@ -192,7 +193,7 @@ func bound(t testing.TB, s *suite) {
 		"shorter associated data": aad[:len(aad)-1],
 		"no associated data":      nil,
 	} {
-		refuses(t, s.key, "what was wrapped, with "+what, wrapped, associated)
+		refuses(t, s.key, "a wrapped text, with "+what, wrapped, associated)
 	}
 }
 
@@ -201,9 +202,9 @@ func altered(t testing.TB, s *suite) {
 	for _, i := range []int{0, len(wrapped) / 2, len(wrapped) - 1} {
 		edited := slices.Clone(wrapped)
 		edited[i] ^= 1
-		refuses(t, s.key, fmt.Sprintf("what was wrapped, with another byte %d", i), edited, aad)
+		refuses(t, s.key, fmt.Sprintf("a wrapped text, with another byte %d", i), edited, aad)
 	}
-	refuses(t, s.key, "what was wrapped, without its end", wrapped[:len(wrapped)-1], aad)
+	refuses(t, s.key, "a wrapped text, without its end", wrapped[:len(wrapped)-1], aad)
 	refuses(t, s.key, "random bytes", random(len(wrapped)), aad)
 	refuses(t, s.key, "nothing", nil, aad)
 }
@@ -213,14 +214,14 @@ func otherKey(t testing.TB, s *suite) {
 		t.Log("not checked: there is no Harness.Other")
 		return
 	}
-	refuses(t, s.key, "what another key has wrapped", s.wrap(t, s.Other(t), random(256)), aad)
+	refuses(t, s.key, "a text wrapped by another key", s.wrap(t, s.Other(t), random(256)), aad)
 }
 
 func sealed(t testing.TB, s *suite) {
 	plain := random(256)
 	wrapped := s.wrap(t, s.key, plain)
 	if shows(wrapped, plain) {
-		t.Error("what Wrap returns holds the plaintext")
+		t.Error("the result of Wrap holds the plaintext")
 	}
 	_, err := s.key.Unwrap(t.Context(), wrapped, nil)
 	if err != nil && shows([]byte(err.Error()), plain) {
@@ -257,7 +258,7 @@ func memory(t testing.TB, s *suite) {
 	clear(plain)
 	s.wrap(t, s.key, random(256))
 	if !bytes.Equal(wrapped, kept) {
-		t.Error("what Wrap has returned changes with the next call or with the plaintext")
+		t.Error("the result of Wrap changes with the next call or with the plaintext")
 	}
 
 	got, err := s.key.Unwrap(t.Context(), wrapped, associated)
@@ -292,7 +293,7 @@ func concurrency(t testing.TB, s *suite) {
 		}
 		got, err := s.key.Unwrap(t.Context(), wrapped, aad)
 		if err == nil && !bytes.Equal(got, plain) {
-			err = errors.New("one call of Unwrap returns what another has wrapped")
+			err = errors.New("a call of Unwrap returns the plaintext of another")
 		}
 		return err
 	})

@@ -4,7 +4,7 @@ package network
 // network refuses.
 type Code string
 
-// Of SourceScheme, also of an [Error].
+// These codes have the source SourceScheme. An [Error] may have them.
 const (
 	// Provisioning has failed for good.
 	CodeCardNotEligible        Code = "card_not_eligible"
@@ -31,7 +31,7 @@ const (
 	CodeAccountClosed   Code = "account_closed"
 )
 
-// Of SourceConfiguration, also of an [Error].
+// These codes have the source SourceConfiguration. An [Error] may have them.
 const (
 	CodeNetworkTokensNotActivated Code = "network_tokens_not_activated"
 	CodeNoNetwork                 Code = "no_network"
@@ -43,7 +43,7 @@ const (
 	CodeInvalidRequest            Code = "invalid_request"
 )
 
-// Of payments alone: the vault has them, and no network.
+// These codes are only for payments: the vault uses them, and no network does.
 const (
 	CodeNetworkTokenPending  Code = "network_token_pending"
 	CodeNetworkTokenInactive Code = "network_token_inactive"

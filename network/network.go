@@ -48,7 +48,7 @@ import (
 //	Unwrap() network.Provider
 //
 // through which the vault finds the optional methods that the decorator does not have
-// itself. Without Unwrap, a vault refuses to open with powers that it cannot find.
+// itself. Without Unwrap, a vault refuses to open with capabilities that it cannot find.
 type Provider interface {
 	// Info describes the network. It does no I/O and always returns the same.
 	Info() Info
@@ -58,9 +58,9 @@ type Provider interface {
 	// SourceConfiguration. It does no I/O: it is called by every import.
 	Eligible(r *EligibilityRequest) error
 
-	// Provision asks for a network token of a card. Under an idempotency key
-	// that was used before it returns what the first call came to and never
-	// makes another token. Cards of one number may share a network token.
+	// Provision asks for a network token of a card. Under an idempotency key that was used
+	// before it returns the result of the first call and never makes another token. Cards of
+	// one number may share a network token.
 	Provision(ctx context.Context, r *ProvisionRequest) (*Token, error)
 
 	// Lookup returns the present state of a network token, or
@@ -156,7 +156,7 @@ type EligibilityRequest struct {
 // A ProvisionRequest asks for a network token.
 type ProvisionRequest struct {
 	IdempotencyKey string    // at most 64 of a-z, 0-9, "-" and ":"
-	TokenID        uuid.UUID // of the token, as the world knows it
+	TokenID        uuid.UUID // of the token, as API clients know it
 	Merchant       uuid.UUID // primary merchant of the account
 	Scheme         card.Scheme
 	PAN            card.PAN
@@ -190,7 +190,7 @@ type Token struct {
 	// was closed. State is deleted then.
 	Invalidated bool
 
-	// Card is what the network knows of the card, nil for nothing.
+	// Card is the network's data on the card, nil without any.
 	Card *CardState
 
 	Art                   string // id of the card art, at most 255 bytes; "" for none
@@ -215,7 +215,7 @@ type CryptogramRequest struct {
 	Reference      string // of the caller
 }
 
-// A Cryptogram is what authenticates one payment with a network token.
+// A Cryptogram authenticates one payment with a network token.
 type Cryptogram struct {
 	TokenID string      // Token.ID of the token that it is for
 	Number  card.PAN    // of the network token; the cryptogram belongs to this number
@@ -229,9 +229,8 @@ type Cryptogram struct {
 
 // An Error is a refusal by a network. It never holds card data.
 type Error struct {
-	// Source is SourceScheme if the network or issuer judged this card or
-	// payment, SourceConfiguration if the request never had a chance because of
-	// the set-up.
+	// Source is SourceScheme if the network or issuer decided about this card or payment, and
+	// SourceConfiguration if the set-up does not allow the request.
 	Source Source
 
 	// Code is one of the codes that belong to its source: see [SourceOf]. It decides

@@ -10,7 +10,7 @@ import (
 type NoticeKind uint8
 
 const (
-	NoticeActivated    NoticeKind = iota + 1 // the network token can be used; also by a provisioning that was thought to have failed
+	NoticeActivated    NoticeKind = iota + 1 // the network token can be used; even after a provisioning that seemed to have failed
 	NoticeRefused                            // provisioning was refused after it had been accepted: Failure
 	NoticeSuspended                          // by By
 	NoticeResumed                            // By suspends it no longer

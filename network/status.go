@@ -31,8 +31,8 @@ func (s *Status) UnmarshalText(text []byte) error { return enum.Read(text, s, St
 type Source uint8
 
 const (
-	SourceScheme        Source = iota + 1 // the network or the issuer judged this card
-	SourceConfiguration                   // the request never had a chance because of the set-up
+	SourceScheme        Source = iota + 1 // the network or the issuer decided about this card
+	SourceConfiguration                   // the set-up does not allow the request
 )
 
 // String returns "scheme" or "configuration".

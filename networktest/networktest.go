@@ -44,7 +44,7 @@ type Harness struct {
 	// fail the test that it is given, and uses its Cleanup.
 	Open func(t testing.TB) network.Provider
 
-	// Card can be provisioned any number of times, also after a deletion, and its network
+	// Card can be provisioned any number of times, even after a deletion, and its network
 	// tokens become active.
 	Card   cardvault.Card
 	Scheme card.Scheme // of the cards
@@ -52,7 +52,7 @@ type Harness struct {
 	Merchant uuid.UUID // an enrolled one; defaults to a random one
 	Currency string    // of the payments; defaults to "EUR"
 
-	// Refused is a card that is refused, at once or after a while. If it has no number,
+	// Refused is a refused card, at once or after a while. If it has no number,
 	// refusals are not tested.
 	Refused cardvault.Card
 
@@ -307,13 +307,13 @@ func checkToken(got *network.Token) error {
 	what := ""
 	switch {
 	case got == nil:
-		what = "there is neither an answer nor an error"
+		what = "neither an answer nor an error"
 	case got.ID == "" || len(got.ID) > maxText:
 		what = "ID must have 1 to 255 bytes"
 	case got.State != pending && got.State != network.Active && got.State != inactive && got.State != gone:
 		what = "State must be pending, active, inactive or deleted"
 	case got.StateAt.After(time.Now().Add(time.Hour)):
-		what = "StateAt is in the future, so that what happens till then counts as older and is dropped"
+		what = "StateAt is in the future, so that changes until then look older and are dropped"
 	case got.SuspendedBy != 0 && got.State != inactive:
 		what = "SuspendedBy is set, but State is not inactive"
 	case got.SuspendedBy&^network.OwnersOf(network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder) != 0:
@@ -341,7 +341,7 @@ func checkToken(got *network.Token) error {
 func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error {
 	what := ""
 	if got == nil {
-		what = "there is neither an answer nor an error"
+		what = "neither an answer nor an error"
 	} else {
 		d := string(digits(got.Number))
 		var value string
@@ -349,13 +349,13 @@ func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error 
 
 		switch {
 		case got.TokenID != ref.ID:
-			what = "TokenID is not that of the network token that was asked for"
+			what = "TokenID belongs to another network token than requested"
 		case len(d) < 13 || len(d) > 19 || !iin.Luhn([]byte(d)):
 			what = "Number must be 13 to 19 digits that pass the Luhn check"
 		case slices.Contains(s.numbers, d):
-			what = "Number is that of the card"
+			what = "Number is the number of the card"
 		case !month(got.Expiry) || got.Expiry.Expired(time.Now()):
-			what = "Expiry must be a month and a year of four digits that is not over"
+			what = "Expiry must be a month and a year of four digits, not in the past"
 		case len(value) < 12 || len(value) > 64 || !encoded(value):
 			what = "Value must be 12 to 64 characters of base64 or hexadecimal digits"
 		case got.ECI != "" && (len(got.ECI) != 2 || !number(got.ECI)):
@@ -413,7 +413,7 @@ func checkRefusal(err error) error {
 	case codes[e.Source] == nil:
 		what = "Source must be SourceScheme or SourceConfiguration"
 	case !slices.Contains(codes[e.Source], e.Code):
-		what = "Code is not one that explains for this Source why there is no network token"
+		what = "Code is not a reason of this Source for a missing network token"
 	case len(e.SchemeCode) > maxText:
 		what = "SchemeCode must have at most 255 characters"
 	case e.RetryAfter < 0:

@@ -364,7 +364,7 @@ func drawing(mediaType, image string) func(*mutant) {
 	}
 }
 
-func telling(edit func(*network.Notice)) func(*mutant) {
+func notifying(edit func(*network.Notice)) func(*mutant) {
 	return func(m *mutant) {
 		m.feed = func(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
 			n := notice()
@@ -817,14 +817,14 @@ var faults = []struct {
 			return nil
 		}
 	}},
-	{"notices have no id", "Feeder", telling(func(n *network.Notice) { n.ID = "" })},
-	{"notices have no kind", "Feeder", telling(func(n *network.Notice) { n.Kind = 0 })},
-	{"notices have no time", "Feeder", telling(func(n *network.Notice) { n.OccurredAt = time.Time{} })},
-	{"notices have no token", "Feeder", telling(func(n *network.Notice) { n.Token = network.Ref{} })},
-	{"notices have an unknown owner", "Feeder", telling(func(n *network.Notice) { n.By = 4 })},
-	{"notices have no owner", "Feeder", telling(func(n *network.Notice) { n.Kind, n.By = network.NoticeSuspended, 0 })},
-	{"notices of a refusal have none", "Feeder", telling(func(n *network.Notice) { n.Kind = network.NoticeRefused })},
-	{"notices hold a card number", "Feeder", telling(func(n *network.Notice) { n.SchemeCode = number })},
+	{"notices have no id", "Feeder", notifying(func(n *network.Notice) { n.ID = "" })},
+	{"notices have no kind", "Feeder", notifying(func(n *network.Notice) { n.Kind = 0 })},
+	{"notices have no time", "Feeder", notifying(func(n *network.Notice) { n.OccurredAt = time.Time{} })},
+	{"notices have no token", "Feeder", notifying(func(n *network.Notice) { n.Token = network.Ref{} })},
+	{"notices have an unknown owner", "Feeder", notifying(func(n *network.Notice) { n.By = 4 })},
+	{"notices have no owner", "Feeder", notifying(func(n *network.Notice) { n.Kind, n.By = network.NoticeSuspended, 0 })},
+	{"notices of a refusal have none", "Feeder", notifying(func(n *network.Notice) { n.Kind = network.NoticeRefused })},
+	{"notices hold a card number", "Feeder", notifying(func(n *network.Notice) { n.SchemeCode = number })},
 }
 
 // A recorder is a test that may fail without failing its parent.

@@ -20,114 +20,116 @@ import (
 
 var rules = []rule{{
 	"Info",
-	`Info is always the same. Its Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a
-letter or digit. It is stored with every network token: a vault asks no network for one of
-another name. Info says which optional interfaces there are: the vault uses those, no others,
-and does not open if one is missing.`,
+	`Info is always the same. Its Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a letter
+or digit. It is stored with every network token, and a vault never asks a network about tokens
+with another name. Info declares the optional interfaces: the vault uses only these, and does
+not open if one is missing.`,
 	info,
 }, {
 	"Eligible",
-	`Eligible answers by configuration alone, at once: every import calls it. It returns nil or
-a *network.Error of SourceConfiguration, also for a scheme or merchant that it never heard of.`,
+	`Eligible answers by configuration alone, at once: every import calls it. It returns nil or a
+*network.Error of SourceConfiguration, even for an unknown scheme or merchant.`,
 	eligible,
 }, {
 	"Provision",
-	`Provision returns a network token, with an ID, in a state that it can have, and of the card
-that was asked for. It keeps no part of the request: the vault wipes the card afterwards.`,
+	`Provision returns a network token for the requested card, with an ID and a possible state. It
+keeps no part of the request: the vault wipes the card afterwards.`,
 	func(s *suite) { s.active() },
 }, {
 	"ProvisionAgain",
 	`Under an idempotency key that was used before, Provision returns the same network token. A
-vault that lost the answer asks again, and would pay for a token that nobody knows of.`,
+vault that lost the answer asks again, and would otherwise pay for a token without a holder.`,
 	provisionAgain,
 }, {
 	"ProvisionAtOnce",
-	`The same holds for calls at the same time: after a deadline the vault repeats a call that
-the network may still be working on.`,
+	`The same holds for concurrent calls: after a deadline the vault repeats a call that the
+network may still be processing.`,
 	provisionAtOnce,
 }, {
 	"ProvisionAnother",
-	`Another idempotency key is another attempt, also for the same card and if only its end is
-different. The answer is a network token, one of its own or one that both share.`,
+	`Another idempotency key is another attempt, even for the same card and if the keys differ only
+at the end. The answer is a network token, either a new one or one shared by both.`,
 	provisionAnother,
 }, {
 	"ProvisionAfterTimeout",
-	`A call that ended with its context is repeated under the same key, and then returns what
-every later call returns.`,
+	`A call that ended with its context is repeated under the same key, and then returns the same
+as every later call.`,
 	provisionAfterTimeout,
 }, {
 	"Refused",
-	`A refusal is a *network.Error with a Source and a Code of package network, and the same again
-under the same key. Any other error says that the outcome is unknown, and is repeated for hours.`,
+	`A refusal is a *network.Error with a Source and a Code of package network, and is repeated
+under the same key. Any other error means an unknown outcome, and the vault retries for hours.`,
 	refused,
 }, {
 	"Lookup",
-	`Lookup finds a network token by its ID, and by the idempotency key alone: so a vault
-finds what was made when the answer was lost.`,
+	`Lookup finds a network token by its ID, and by the idempotency key alone: so a vault finds a
+network token whose answer was lost.`,
 	lookup,
 }, {
 	"LookupUnknown",
-	`Lookup of a network token that does not exist is ErrUnknownNetworkToken, by either. The
-vault stops asking then; any other error makes it ask again.`,
+	`Lookup of a network token that does not exist is ErrUnknownNetworkToken, by ID and by key. The
+vault then stops asking; after any other error it asks again.`,
 	lookupUnknown,
 }, {
 	"Cryptogram",
-	`A cryptogram says for which network token it is, and comes with the number and expiry of
-that token, never those of the card.`,
+	`A cryptogram names its network token, and has the number and expiry of that token, never of
+the card.`,
 	cryptogram,
 }, {
 	"CryptogramKeys",
-	`Each idempotency key is one cryptogram, which is good for one payment. A key that is used
-again gets the same or is refused; another key, also if only its end is different, gets another.`,
+	`Each idempotency key is one cryptogram, for one payment. A reused key returns the same
+cryptogram or is refused. Another key, even if it differs only at the end, returns another
+one.`,
 	cryptogramKeys,
 }, {
 	"CryptogramUnknown",
-	`There is no cryptogram for a network token that does not exist: a *network.Error, since to
-ask again is of no use.`,
+	`A network token that does not exist has no cryptogram. The error is a *network.Error, since
+asking again is useless.`,
 	cryptogramUnknown,
 }, {
 	"Delete",
-	`Delete is for good: Lookup says deleted or unknown, and there are no more cryptograms. Nor
-does the key that made the network token make another, while another key may.`,
+	`Delete is final: Lookup reports deleted or unknown, and cryptograms are refused. The key that
+made the network token never makes another; a new key may.`,
 	deleted,
 }, {
 	"DeleteAgain",
-	`Delete of a network token that is deleted or unknown returns nil. The vault repeats it
-until it has succeeded, and has nothing left by which it could tell.`,
+	`Delete of a deleted or unknown network token returns nil. The vault repeats Delete until it
+has succeeded, and has no other way to know.`,
 	deleteAgain,
 }, {
 	"ContextEnded",
-	`A call whose context has ended returns its error at once. It returns no *network.Error and
-not ErrUnknownNetworkToken, which a vault takes for the word of the network and acts on.`,
+	`A call whose context has ended returns its error at once. It returns neither a *network.Error
+nor ErrUnknownNetworkToken, which a vault takes for an answer of the network and acts on.`,
 	contextEnded,
 }, {
 	"ContextEnds",
-	`The same holds when the context ends during the call: the vault bounds each with
-Options.NetworkTimeout, and has few workers to wait for a network that hangs.`,
+	`The same holds when the context ends during the call: the vault bounds each call with
+Options.NetworkTimeout, and has few workers to wait for a hanging network.`,
 	contextEnds,
 }, {
 	"NoCardData",
-	`No error and no answer holds the card number: errors are logged, and ids are stored where
-they can be read. All rules check this; here the network is asked for what it cannot do.`,
+	`No error and no answer contains the card number: errors are logged, and ids are stored
+where they can be read. All rules check this. This rule makes calls that the network must refuse.`,
 	noCardData,
 }, {
 	"Concurrency",
-	`All methods may be called concurrently. Nobody gets what belongs to another.`,
+	`All methods may be called concurrently. No call returns another call's result.`,
 	concurrency,
 }, {
 	"Suspender",
-	`What Suspend suspends is inactive, suspended by OwnerCardholder and gets no cryptogram,
-until Resume. Doing either twice is no error. Lookup tells at once: the vault asks it next.`,
+	`After Suspend a network token is inactive, suspended by OwnerCardholder, and has no
+cryptograms until Resume. Repeating either is not an error. Lookup reports the change at once,
+since the vault calls it next.`,
 	suspender,
 }, {
 	"ArtFetcher",
-	`Card art is a PNG or JPEG of at most MaxCardArt bytes, as its media type says, and is the
-same as long as its id is: browsers keep it for a year.`,
+	`Card art is a PNG or JPEG of at most MaxCardArt bytes, as its media type says. An id always
+has the same art: browsers keep it for a year.`,
 	artFetcher,
 }, {
 	"Feeder",
-	`Feed passes notices that a vault understands, and returns nil soon after its context ends:
-Vault.Run waits for it.`,
+	`Feed passes valid notices, and returns nil soon after its context ends: Vault.Run waits for
+it.`,
 	feeder,
 }}
 
@@ -276,7 +278,7 @@ func provisionAfterTimeout(s *suite) {
 		s.Fatalf("Lookup by the key of a call that was repeated: %v", err)
 	}
 	if ids[0] != ids[1] || got.ID != ids[0] {
-		s.Error("there are several network tokens of a call that was repeated after a timeout")
+		s.Error("a call that was repeated after a timeout has made several network tokens")
 	}
 }
 
@@ -373,7 +375,7 @@ func cryptogramKeys(s *suite) {
 			s.Fatal(err)
 		}
 		if slices.Contains(values, value) {
-			s.Error("two keys have one cryptogram")
+			s.Error("two keys return the same cryptogram")
 		}
 		values = append(values, value)
 	}
@@ -382,9 +384,9 @@ func cryptogramKeys(s *suite) {
 	var e *network.Error
 	switch {
 	case err == nil && again != values[0]:
-		s.Error("a key that is used again gets another cryptogram")
+		s.Error("a reused key returns another cryptogram")
 	case err != nil && !errors.As(err, &e):
-		s.Errorf("a key that is used again: %v, want the same cryptogram or a *network.Error", err)
+		s.Errorf("a reused key: %v, want the same cryptogram or a *network.Error", err)
 	}
 }
 
@@ -532,7 +534,7 @@ func (s *suite) unanswered(ctx context.Context, method string, err error) {
 	var e *network.Error
 	switch {
 	case errors.As(err, &e), errors.Is(err, network.ErrUnknown):
-		s.Errorf("%s, which the network has not answered, = %v: that is for an answer", method, err)
+		s.Errorf("%s without an answer of the network = %v: that error is for an answer", method, err)
 	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		s.Errorf("%s = %v, want an error that is %v", method, err, ctx.Err())
 	}
@@ -759,7 +761,7 @@ func checkNotice(n *network.Notice) error {
 	case n.ID == "" || len(n.ID) > maxText:
 		return errors.New("networktest: notice: ID must have 1 to 255 bytes")
 	case n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged:
-		return errors.New("networktest: notice: there is no such Kind")
+		return errors.New("networktest: notice: Kind is unknown")
 	case n.OccurredAt.IsZero():
 		return errors.New("networktest: notice: OccurredAt is missing")
 	case n.Token == network.Ref{}:

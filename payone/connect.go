@@ -24,7 +24,7 @@ func (e *connectError) Error() string { return "payone: " + e.step + ": " + e.ca
 func (e *connectError) Unwrap() error { return e.cause }
 
 // guarded returns a connection from which http.Transport cannot leak: neither the request,
-// nor bytes behind an answer, which could be the request.
+// nor bytes after an answer, which could be the request.
 func guarded(c net.Conn) net.Conn { return discreet.Quiet(discreet.Erasing(c)) }
 
 // connect connects to a provider on a loopback host. After the call, the transport keeps

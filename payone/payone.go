@@ -334,7 +334,7 @@ func (c *Client) decode(answer []byte) (*ppan.Answer, error) {
 	}
 
 	if (p.Status == ppan.Valid || number != "") && !pseudo(number) {
-		return nil, unusable("its pseudo card number has not 16 to 19 digits")
+		return nil, unusable("its pseudo card number does not have 16 to 19 digits")
 	}
 	p.PseudoPAN = ppan.NewPseudoPAN([]byte(number))
 	return &p, nil

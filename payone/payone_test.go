@@ -550,13 +550,13 @@ func TestNew(t *testing.T) {
 // Requests that cannot be sent are refused.
 func TestRefused(t *testing.T) {
 	s := open(t, false, payonetest.NewHandler(simnet.PortalKey, newSimulator(t).PPAN()), payone.Options{})
-	live, empty, nobody := request(plainHash), request(plainHash), request(plainHash)
+	live, empty, noAccount := request(plainHash), request(plainHash), request(plainHash)
 	live.Sandbox = false
 	empty.PAN = card.PAN{}
-	nobody.Account = ppan.Account{AID: strings.Repeat("1", 256), Hash: ppan.NewHash([]byte("\n"))}
-	for name, r := range map[string]*ppan.Request{"live without TLS": live, "no card": empty, "no account": nobody} {
+	noAccount.Account = ppan.Account{AID: strings.Repeat("1", 256), Hash: ppan.NewHash([]byte("\n"))}
+	for name, r := range map[string]*ppan.Request{"live without TLS": live, "no card": empty, "no account": noAccount} {
 		_, err := s.ObtainPPAN(t.Context(), r)
-		if err == nil || (strings.Count(err.Error(), "Account.") == 4) != (r == nobody) {
+		if err == nil || (strings.Count(err.Error(), "Account.") == 4) != (r == noAccount) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -19,14 +19,13 @@ import (
 // methods are described in package card.
 type hidden = hiding.Bytes
 
-// A Provider keeps a card and gives a pseudo card number for it, which is of use with that
-// provider alone.
+// A Provider keeps a card and gives a pseudo card number for it, which only that provider
+// accepts.
 //
 // ObtainPPAN is called concurrently, with a deadline of cardvault.Options.PPANTimeout. It
-// sends the request at most once: the outcome of a request that was sent and not
-// answered is not known, and asking again is the caller's decision. It keeps
-// nothing of the request and of the answer, and no error holds any of it: errors
-// are logged.
+// sends the request at most once: the outcome of a request that was sent and not answered
+// is unknown, and asking again is the caller's decision. It keeps nothing of the request
+// and of the answer, and no error holds any of it: errors are logged.
 //
 // An answer of the provider, whatever its status, is an [Answer]. An error means that there
 // is no intelligible answer: the provider was not reached, or answered something else.
@@ -62,7 +61,7 @@ type Account struct {
 	Hash     Hash // computed by the caller over the parameters that are sent
 }
 
-// A Request is what a provider is sent.
+// A Request is sent to a provider.
 type Request struct {
 	Account Account // each field 1 to 255 printable ASCII characters
 	Sandbox bool    // the provider's test system is asked: the vault is in sandbox mode
@@ -73,8 +72,8 @@ type Request struct {
 	SecurityCode card.SecurityCode
 }
 
-// An Answer is what a provider says. Text
-// has at most 255 characters; "" is absent. None of it is a card number.
+// An Answer is the answer of a provider. Text has at most 255 characters; "" means absent.
+// None of it is a card number.
 type Answer struct {
 	Status Status
 
@@ -112,7 +111,7 @@ type Hash struct{ hidden }
 // NewHash returns a Hash of a copy of text.
 func NewHash(text []byte) Hash { return Hash{hiding.New(text)} }
 
-// A Status is what a provider says of a request.
+// A Status is the provider's answer to a request.
 type Status uint8
 
 const (

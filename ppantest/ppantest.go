@@ -80,38 +80,40 @@ letter or digit, and SandboxOnly keeps the provider from real cards: a vault ask
 	Check: info,
 }, {
 	Name: "Valid",
-	Why: `A card that the provider keeps is Valid, with a pseudo card number of 16 to 19 digits that is
-not the card's. Texts have at most 255 characters. A vault takes nothing else for an answer.`,
+	Why: `A card that the provider accepts is Valid, with a pseudo card number of 16 to 19 digits that
+is not the card's number. Texts have at most 255 characters. The vault accepts no other
+answer.`,
 	Check: valid,
 }, {
 	Name: "Refused",
-	Why: `A card that the provider refuses is an Answer that is Invalid, without a pseudo card number
-and with the reason. After an error the shop would not know whether the card was kept.`,
+	Why: `A card that the provider refuses is an Answer with the status Invalid, without a pseudo card
+number and with the reason. After an error the shop would not know whether the card was
+accepted.`,
 	Check: refused,
 }, {
 	Name: "Stranger",
-	Why: `A request that the provider refuses, such as for an account that it does not know, is an
-Answer that is Error, whatever its HTTP status was.`,
+	Why: `A request that the provider refuses, for example for an unknown account, is an Answer with the
+status Error, whatever its HTTP status was.`,
 	Check: stranger,
 }, {
 	Name: "NoCardData",
-	Why: `No text of an answer and no error holds the card number, the security code or the hash, and
-what is truncated shows ten digits at most, or twelve of a long number: all of it is shown to
-the shop and logged.`,
+	Why: `No text of an answer and no error contains the card number, the security code or the hash. A
+truncated number shows at most ten digits, or twelve of a long number. All of these are shown
+to the shop and logged.`,
 	Check: noCardData,
 }, {
 	Name: "Memory",
 	Why: `The provider keeps nothing of the request: the vault wipes the card as soon as the call has
-returned, and the answer does not change then.`,
+returned, and the answer must not change then.`,
 	Check: memory,
 }, {
 	Name: "ContextEnded",
-	Why: `A call whose context has ended sends nothing and returns at once, with an error that is the
-context's. Any other error says that the outcome is not known.`,
+	Why: `A call whose context has ended sends nothing and returns at once, with the error of the
+context. Any other error means that the outcome is unknown.`,
 	Check: contextEnded,
 }, {
 	Name:  "Concurrency",
-	Why:   `ObtainPPAN may be called concurrently. Nobody gets what belongs to another.`,
+	Why:   `ObtainPPAN may be called concurrently. No call returns another call's result.`,
 	Check: concurrency,
 }}
 
@@ -159,7 +161,7 @@ func (s *suite) obtain(ctx context.Context, t testing.TB, c cardvault.Card, a pp
 // check returns an error for a wrong answer to a request.
 func check(got *ppan.Answer, sent *sending) error {
 	if got == nil {
-		return errors.New("ppantest: there is neither an answer nor an error")
+		return errors.New("ppantest: neither an answer nor an error")
 	}
 	pseudo, pan := pseudoOf(got), sent.secrets[0]
 
@@ -179,9 +181,9 @@ func check(got *ppan.Answer, sent *sending) error {
 	case got.Status < ppan.Valid || got.Status > ppan.Error:
 		what = "Status must be Valid, Invalid or Error"
 	case pseudo == "" && got.Status == ppan.Valid:
-		what = "there is no PseudoPAN, although Status is Valid"
+		what = "PseudoPAN is missing, but Status is Valid"
 	case pseudo != "" && got.Status != ppan.Valid:
-		what = "there is a PseudoPAN, although Status is not Valid"
+		what = "PseudoPAN is set, but Status is not Valid"
 	case pseudo != "" && !regexp.MustCompile(`^[0-9]{16,19}$`).MatchString(pseudo):
 		what = "PseudoPAN must have 16 to 19 digits"
 	case pseudo == pan:
@@ -191,7 +193,7 @@ func check(got *ppan.Answer, sent *sending) error {
 	case shown > 10 && (shown > 12 || len(pan) < 16):
 		what = "TruncatedPAN shows so many digits that the others can be computed"
 	case plausible.PPAN(got, sent.request) != nil:
-		what = "a text, or PseudoPAN, holds what was sent, or as many digits as a card number"
+		what = "a text, or PseudoPAN, contains data that was sent, or as many digits as a card number"
 	}
 	if what != "" {
 		return errors.New("ppantest: answer: " + what)
@@ -291,7 +293,7 @@ func contextEnded(t testing.TB, s *suite) {
 		if _, err := s.obtain(ctx, t, s.Card, s.Account); err != nil {
 			return err
 		}
-		return errors.New("it succeeds, so that the card was sent")
+		return errors.New("it succeeds, so the card was sent")
 	})
 }
 

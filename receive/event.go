@@ -11,8 +11,8 @@ import (
 )
 
 // An Event reports a change of a token. It holds no card number, security code or
-// cryptogram. Who passes it on passes on the body that [Parse] reads: an Event has no JSON
-// form of its own.
+// cryptogram. To pass it on, pass on the body that [Parse] reads: an Event has no JSON form
+// of its own.
 type Event struct {
 	ID        uuid.UUID // the same when it is delivered again
 	CreatedAt time.Time
@@ -22,12 +22,12 @@ type Event struct {
 	Reason EventReason // "" of a test
 
 	// Sequence rises in the order in which the events of an account come about, with gaps,
-	// and may pass 2^53. It is 0 of a test.
+	// and may pass 2^53. It is 0 in a test.
 	Sequence uint64
 
-	TokenID uuid.UUID // zero of a test
+	TokenID uuid.UUID // zero in a test
 
-	// Token is as in the answer of GET /tokens/{id} at the time of the event. It is nil of
+	// Token is as in the answer of GET /tokens/{id} at the time of the event. It is nil for
 	// TokenDeleted and WebhookTest.
 	Token *Token
 }
@@ -40,8 +40,7 @@ const (
 	TokenUpdated EventType = "token.updated"
 	TokenDeleted EventType = "token.deleted"
 
-	// WebhookTest is the type of an event that was asked for to try a webhook. It reports
-	// nothing and has no token.
+	// WebhookTest is the type of a requested test event. It reports nothing and has no token.
 	WebhookTest EventType = "webhook.test"
 )
 
@@ -54,7 +53,7 @@ const (
 	ReasonTokenized                 EventReason = "tokenized" // created by a session
 	ReasonNetworkTokenStatusChanged EventReason = "network_token_status_changed"
 	ReasonCardUpdated               EventReason = "card_updated" // by its issuer: expiry, digits or art
-	ReasonInvalidated               EventReason = "invalidated"  // the scheme ended the card
+	ReasonInvalidated               EventReason = "invalidated"  // the scheme invalidated the card
 	ReasonPatched                   EventReason = "patched"      // by a call
 	ReasonSecurityCodeRefreshed     EventReason = "security_code_refreshed"
 	ReasonRequested                 EventReason = "requested" // deleted by a call
@@ -106,7 +105,7 @@ type TokenStatus string
 
 const (
 	TokenActive  TokenStatus = "active"
-	TokenInvalid TokenStatus = "invalid" // final: the scheme has ended the card
+	TokenInvalid TokenStatus = "invalid" // final: the scheme has invalidated the card
 )
 
 // A NetworkTokenStatus says whether payment data can be requested for a token.
@@ -123,7 +122,7 @@ const (
 
 // A StatusReason explains the status of a network token.
 type StatusReason struct {
-	Source     string // scheme, if the network or the issuer judged this card, or configuration
+	Source     string // scheme, if the network or the issuer decided about this card, or configuration
 	Code       string
 	Message    string // for humans
 	Retryable  bool

@@ -16,7 +16,7 @@ func NewSharedSecret(text []byte) SharedSecret { return SharedSecret{hiding.New(
 // Text returns the secret itself, which nothing hides from then on.
 func (s SharedSecret) Text() string { return string(hiding.Of(s)) }
 
-// A Credential is what a merchant sends in place of a card number, for one payment.
+// A merchant sends a Credential in place of a card number, for one payment.
 type Credential struct {
 	Number     card.PAN // of the network token
 	Expiry     card.Expiry

@@ -15,9 +15,9 @@
 //	{"id":"7d7f3a52-…","created_at":"2026-01-01T00:00:00.000000Z",
 //	 "event_type":"token.updated","reason":"patched","sequence":1042,"token":{…}}
 //
-// A receiver bounds the body by [MaxBody], verifies it as it came, and answers with a status
-// of 200 to 299 once the event is stored or acted on. After any other answer, or none in 15
-// seconds, the vault delivers the event again: ten times in three days.
+// A receiver bounds the body by [MaxBody], verifies it exactly as received, and answers
+// with a status of 200 to 299 once the event is stored or acted on. After any other answer,
+// or none in 15 seconds, the vault delivers the event again: ten times in three days.
 //
 // So an event can arrive more than once, even when nothing has failed, and a delivery that
 // was intercepted can be repeated for [Tolerance]. Keep the ids of events in a unique
@@ -26,19 +26,19 @@
 // can be redelivered until seven days after it ended. The events of a token arrive in their
 // order, unless one has failed three times; compare [Event.Sequence] where that matters.
 //
-// When the secret of a webhook is rotated, its former secrets sign beside the new one for 24
-// hours. A receiver passes each secret that it has.
+// When the secret of a webhook is rotated, its former secrets sign next to the new one for
+// 24 hours. A receiver passes each secret that it has.
 //
 // # Payment data
 //
-// Payment data is a JWE in compact form (RFC 7516) with the algorithms A256GCMKW and A256GCM.
-// Its key is the SHA-256 of the text of a shared secret of the merchant, not of the bytes that
-// this text stands for, and kid names the secret. It holds
+// Payment data is a JWE in compact form (RFC 7516) with the algorithms A256GCMKW and
+// A256GCM. Its key is the SHA-256 of the text of a shared secret of the merchant, not of
+// the bytes that the text encodes, and kid names the secret. It holds
 //
 //	{"network_token":{"token":"4895…","expiry_year":2030,"expiry_month":12},
 //	 "cryptogram":"AgAAAABB6qqnJd0oAmbuXgu8AAAA=","eci":"07"}
 //
-// in which eci is null if none was assigned. Receivers in other languages open the same.
+// in which eci is null if none was assigned. Receivers in other languages can open it too.
 //
 // # Secrets
 //
@@ -75,7 +75,7 @@ const (
 var (
 	ErrHeader    = errors.New("receive: headers do not belong to a delivery")
 	ErrSignature = errors.New("receive: delivery is not signed with one of the secrets")
-	ErrTimestamp = errors.New("receive: delivery was signed more than 5 minutes ago, or ahead")
+	ErrTimestamp = errors.New("receive: delivery was signed more than 5 minutes ago, or in the future")
 	ErrTooLarge  = errors.New("receive: body has more than 64 KiB")
 	ErrBody      = errors.New("receive: body is not an event")
 
@@ -95,7 +95,7 @@ type WebhookSecret struct{ hidden }
 func NewWebhookSecret(text []byte) WebhookSecret { return WebhookSecret{hiding.New(text)} }
 
 // Verify returns the event of a delivery: of its header, an http.Header or any map that names
-// the same, and its body as it came. One of the secrets has to have signed it at most
+// the same, and its body exactly as received. One of the secrets must have signed it at most
 // [Tolerance] ago. It takes the same time for any signature of a length.
 //
 // ErrHeader, ErrSignature, ErrTimestamp, ErrTooLarge and ErrBody are about the delivery and
@@ -170,7 +170,7 @@ func only(header map[string][]string, name string, atMost int) (value string, er
 	case value == "":
 		return "", fmt.Errorf("%w: %s is missing", ErrHeader, name)
 	case count > 1:
-		return "", fmt.Errorf("%w: %s is there more than once", ErrHeader, name)
+		return "", fmt.Errorf("%w: %s is present more than once", ErrHeader, name)
 	case len(value) > atMost:
 		return "", fmt.Errorf("%w: %s has more than %d bytes", ErrHeader, name, atMost)
 	}

@@ -14,7 +14,7 @@ import (
 var ErrUnknownToken = errors.New("simnet: token has no network token")
 
 // A Control does what issuers and schemes do to the network token of a token, at any time
-// and unasked. Its methods take the id of the token, as the world knows it. Their effects
+// and unasked. Its methods take the id of the token, as API clients know it. Their effects
 // are durable when they return, and the vault is notified. A change that makes no sense in
 // the present state, such as a resumption without a suspension, does nothing.
 type Control struct{ n *Network }

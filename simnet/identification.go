@@ -14,7 +14,7 @@ import (
 
 // ErrUnknownIdentification is returned for an identification that was never begun
 // here.
-var ErrUnknownIdentification = errors.New("simnet: identification is not known")
+var ErrUnknownIdentification = errors.New("simnet: unknown identification")
 
 // An identification is under way or has ended. No card is kept with it.
 type identification struct {

@@ -33,7 +33,7 @@ func (s provider) ObtainPPAN(ctx context.Context, r *ppan.Request) (p *ppan.Answ
 		return nil, err
 	}
 	if !r.Sandbox {
-		return nil, errors.New("simnet: a live vault asks for a pseudo card number")
+		return nil, errors.New("simnet: a live vault requests a pseudo card number")
 	}
 	h := payone.HashParameters{AID: r.Account.AID, MID: r.Account.MID, PortalID: r.Account.PortalID, Sandbox: r.Sandbox}
 	plain := payone.Verify(PortalKey, h, r.Account.Hash)

@@ -206,7 +206,7 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 	n := &Network{store: s, shared: o.Shared, challenge: o.ChallengeURL, news: make(chan struct{})}
 	for _, of := range o.Schemes {
 		if !known(of) {
-			return nil, errors.New("simnet: Options.Schemes has one that the simulator does not know")
+			return nil, errors.New("simnet: Options.Schemes has a scheme that the simulator does not know")
 		}
 		n.enabled[of] = true
 	}
@@ -352,7 +352,7 @@ func (n *Network) Provision(ctx context.Context, r *network.ProvisionRequest) (*
 	if len(fresh.Outbox) > 0 {
 		n.wake()
 	}
-	return h.token.tell(h.record.ID, h.token.First), nil
+	return h.token.view(h.record.ID, h.token.First), nil
 }
 
 // attempt puts the first attempt under a key, and returns the network token that it
@@ -386,7 +386,7 @@ func (n *Network) Lookup(ctx context.Context, ref network.Ref) (*network.Token, 
 	if err != nil {
 		return nil, err
 	}
-	return h.token.tell(h.record.ID, h.token.Card), nil
+	return h.token.view(h.record.ID, h.token.Card), nil
 }
 
 // Cryptogram implements [network.Provider]. Two idempotency keys never have the

@@ -32,7 +32,7 @@ func TestStored(t *testing.T) {
 			t.Errorf("notice %d is read as %v by %v", i, got.Kind, got.By)
 		}
 	}
-	if got := read.Token.tell([16]byte{}, read.Token.Card); got.SuspendedBy != network.OwnersOf(owners...) {
+	if got := read.Token.view([16]byte{}, read.Token.Card); got.SuspendedBy != network.OwnersOf(owners...) {
 		t.Errorf("suspended by %v", got.SuspendedBy)
 	}
 }

@@ -241,8 +241,8 @@ func (t *token) due() time.Time {
 	return time.UnixMicro(t.Outbox[0].Due)
 }
 
-// tell returns a network token and its card as the vault sees them.
-func (t *token) tell(row uuid.UUID, c numbered) *network.Token {
+// view returns a network token and its card as the vault sees them.
+func (t *token) view(row uuid.UUID, c numbered) *network.Token {
 	reason := ""
 	switch {
 	case t.State == inactive:

@@ -66,38 +66,39 @@ func (h Harness) suite(t testing.TB) *suite {
 
 var rules = []contract.Rule[*suite]{{
 	Name: "Takes",
-	Why: `Event takes events of each type and reason, and of tokens in any state. That of a deletion has
-no Token. An error or a panic brings an event back for two days, and holds back what comes after.`,
+	Why: `Event accepts events of each type and reason, about tokens in any state. The event of a
+deletion has no Token. After an error or a panic an event is repeated for two days, and holds
+back later ones.`,
 	Check: takes,
 }, {
 	Name: "Unknown",
-	Why: `Event takes an event of a type and reason that it does not know: later versions have more,
-and one that is refused ten times is dropped, after it has held back the others.`,
+	Why: `Event accepts an event of an unknown type and reason: later versions have more. An event that
+is refused ten times is dropped, after holding back the others.`,
 	Check: unknown,
 }, {
 	Name: "Again",
-	Why: `An event that was taken is taken again, with the effect of one: every event arrives at least
-once, and again if the process dies before the vault has noted that it was taken.`,
+	Why: `A repeated event is accepted, and has its effect only once. Every event arrives at least once,
+and again if the process dies before the vault has recorded its acceptance.`,
 	Check: again,
 }, {
 	Name: "AtOnce",
-	Why: `The same holds for calls at the same time: a process whose lease has ended may still be at the
-event that another one passes on.`,
+	Why: `The same holds for concurrent calls: a process whose lease has ended may still be handling an
+event that another process passes on.`,
 	Check: atOnce,
 }, {
 	Name: "Restart",
-	Why: `An event that was taken is known to the sink after a restart: once Event has returned nil the
-vault forgets the event.`,
+	Why: `After a restart the sink still knows the events that it accepted: once Event has returned nil,
+the vault forgets the event.`,
 	Check: restart,
 }, {
 	Name: "Late",
-	Why: `An older event of a token is taken after a later one: one that has failed three times no
-longer holds back the others.`,
+	Why: `An older event of a token is accepted after a later one: an event that has failed three times
+no longer holds back the others.`,
 	Check: late,
 }, {
 	Name: "ContextEnded",
-	Why: `A call whose context has ended returns at once: with an error, or with nil if the event was
-taken. A call that hangs keeps its place from other accounts, and is called again meanwhile.`,
+	Why: `A call whose context has ended returns at once, with an error, or with nil if the event was
+accepted. A hanging call takes a place from other accounts, and is repeated meanwhile.`,
 	Check: contextEnded,
 }, {
 	Name:  "Concurrency",
@@ -222,7 +223,7 @@ func atOnce(t testing.TB, s *suite) {
 		return nil
 	})
 	if failed.Load() {
-		s.taken(t, s.sink, "a token, after calls at once of which some failed", e)
+		s.taken(t, s.sink, "a token, after concurrent calls of which some failed", e)
 	}
 	s.once(t, "that arrives eight times at once", e)
 }

@@ -45,8 +45,8 @@ var (
 	// write as undone.
 	ErrOutcomeUnknown = errors.New("store: write failed with unknown outcome")
 
-	// ErrFull comes with the error of an Update for which no room was left.
-	// Reads and deletions go on.
+	// ErrFull comes with the error of an Update for which there was no room. Reads and
+	// deletions continue.
 	ErrFull = errors.New("store: no space left")
 
 	// ErrTooMany is returned by List for a Query.Lookup that more than

@@ -154,7 +154,7 @@ func files(t testing.TB, name string, fsys fs.FS) iter.Seq2[string, []byte] {
 			t.Fatalf("vaulttest: reading %s: %v", name, err)
 		}
 		if !found {
-			t.Errorf("%s has no file, so nothing is proved", name)
+			t.Errorf("%s has no file: the test proves nothing", name)
 		}
 	}
 }

@@ -544,7 +544,7 @@ func TestUnreachable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := listener.Addr().String()
+	unused := listener.Addr().String()
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -568,10 +568,10 @@ func TestUnreachable(t *testing.T) {
 		tls             *tls.Config
 		names           *nametest.Zone
 	}{
-		{"no server", "http://" + nobody, "webhook: connect: connection refused", nil, unknown},
-		{"no server, TLS", "https://" + nobody, "webhook: connect: connection refused", nil, unknown},
+		{"no server", "http://" + unused, "webhook: connect: connection refused", nil, unknown},
+		{"no server, TLS", "https://" + unused, "webhook: connect: connection refused", nil, unknown},
 		{"no such host", "https://" + canary + ".example", "webhook: host is unknown", nil, unknown},
-		{"unknown authority", server.URL, "webhook: TLS: certificate is of an unknown authority", nil, unknown},
+		{"unknown authority", server.URL, "webhook: TLS: certificate is signed by an unknown authority", nil, unknown},
 		{"another host", "https://" + canary + ".example:" + port, "webhook: TLS: certificate is not for the host", trusting, loopback},
 		{"no TLS", "https://" + plain.Listener.Addr().String(), "webhook: TLS: handshake failed", nil, unknown},
 		{"no HTTP", "http://" + server.Listener.Addr().String(), "", nil, unknown},

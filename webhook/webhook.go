@@ -12,7 +12,7 @@
 // the connection is made, after the name was resolved: it has to be a public one. A
 // caller's Options.Transport has to check that itself. The Sender uses only https on port
 // 443 or from 1024 on, and HTTP/1.1. It follows no redirect and uses no proxy. Only the
-// status and Retry-After of an answer count; the rest is read up to 64 KiB and dropped. No
+// status and Retry-After of an answer matter; the rest is read up to 64 KiB and dropped. No
 // error or log holds anything of an answer.
 package webhook
 

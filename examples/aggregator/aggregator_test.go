@@ -85,7 +85,7 @@ func (s *service) provision(w http.ResponseWriter, r *http.Request) {
 		s.keys[key] = fmt.Sprint("nt-", len(s.keys))
 		s.tokens[s.keys[key]] = "active"
 	}
-	s.tell(w, s.keys[key])
+	s.answer(w, s.keys[key])
 }
 
 // find returns the id of the network token in a path.
@@ -93,7 +93,7 @@ func (s *service) find(r *http.Request) string {
 	return cmp.Or(r.PathValue("id"), s.keys[r.PathValue("key")])
 }
 
-func (s *service) tell(w http.ResponseWriter, id string) {
+func (s *service) answer(w http.ResponseWriter, id string) {
 	if s.tokens[id] == "" {
 		w.WriteHeader(http.StatusNotFound)
 		return
@@ -104,7 +104,7 @@ func (s *service) tell(w http.ResponseWriter, id string) {
 func (s *service) lookup(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tell(w, s.find(r))
+	s.answer(w, s.find(r))
 }
 
 func (s *service) remove(w http.ResponseWriter, r *http.Request) {

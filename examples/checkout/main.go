@@ -108,10 +108,10 @@ type shop struct {
 
 	hook http.Handler // nil if the vault has no webhooks
 
-	mu      sync.Mutex
-	orders  map[string]*order
-	heard   map[uuid.UUID]bool       // ids of events
-	waiting map[string]chan struct{} // payments, by the token whose news they wait for
+	mu       sync.Mutex
+	orders   map[string]*order
+	eventIDs map[uuid.UUID]bool       // ids of events
+	waiting  map[string]chan struct{} // payments, by the token whose news they wait for
 }
 
 // An order is one article for one shopper.
@@ -143,7 +143,7 @@ func newShop(vault string, a account, log *slog.Logger) (*shop, error) {
 		// A redirect would take the API key along, wherever it leads.
 		client: &http.Client{Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		log:    log, acquire: acquire,
-		orders: map[string]*order{}, heard: map[uuid.UUID]bool{}, waiting: map[string]chan struct{}{},
+		orders: map[string]*order{}, eventIDs: map[uuid.UUID]bool{}, waiting: map[string]chan struct{}{},
 	}, nil
 }
 
@@ -415,7 +415,7 @@ func acquire(_ context.Context, _ string, _ int, c *receive.Credential) error {
 	return nil
 }
 
-// shape describes a cryptogram without telling it.
+// shape describes a cryptogram without revealing it.
 func shape(c card.CryptogramValue) (text string) {
 	c.Expose(func(value []byte) {
 		text = fmt.Sprintf("%d characters", len(value))
@@ -450,9 +450,9 @@ func declined(r reason, next string) *answer {
 	return a
 }
 
-// ready returns a token once its network token is no longer pending, or as it is
-// when that takes too long. Webhooks come late, twice, or not at all, so they only
-// say when to look; what counts is what the vault answers.
+// ready returns a token once its network token is no longer pending, or as it is when that
+// takes too long. Webhooks come late, twice, or not at all, so they only say when to look:
+// the vault's answer counts.
 func (s *shop) ready(ctx context.Context, id string) (*receive.Token, error) {
 	news := make(chan struct{}, 1)
 	s.mu.Lock()
@@ -511,8 +511,8 @@ func (s *shop) webhook(w http.ResponseWriter, r *http.Request) {
 func (s *shop) hear(_ context.Context, e *receive.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.heard[e.ID] {
-		keep(s.heard, e.ID, true)
+	if !s.eventIDs[e.ID] {
+		keep(s.eventIDs, e.ID, true)
 		select {
 		case s.waiting[e.TokenID.String()] <- struct{}{}:
 		default: // no request waits, or it is notified already

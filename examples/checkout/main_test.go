@@ -703,7 +703,7 @@ func TestWebhook(t *testing.T) {
 		}
 		news := make(chan struct{}, 1)
 		r.waiting[token] = news
-		told := func() bool {
+		woken := func() bool {
 			select {
 			case <-news:
 				return true
@@ -717,7 +717,7 @@ func TestWebhook(t *testing.T) {
 			name   string
 			event  int
 			status int
-			told   bool
+			wakes  bool
 			change func(*http.Request)
 		}{
 			{"signed", 1, 204, true, func(r *http.Request) { sign(r, "1", now, of(1), secret) }},
@@ -745,8 +745,8 @@ func TestWebhook(t *testing.T) {
 			{"of the future", 5, 400, false, func(r *http.Request) { sign(r, "5", now.Add(5*time.Minute+time.Second), of(5), secret) }},
 			{"after refused ones", 5, 204, true, func(r *http.Request) { sign(r, "5", now, of(5), secret) }},
 		} {
-			if status := post(of(c.event), c.change); status != c.status || told() != c.told {
-				t.Errorf("%s: %d, want %d and woken %v", c.name, status, c.status, c.told)
+			if status := post(of(c.event), c.change); status != c.status || woken() != c.wakes {
+				t.Errorf("%s: %d, want %d and woken %v", c.name, status, c.status, c.wakes)
 			}
 		}
 		for body, want := range map[string]int{
@@ -755,7 +755,7 @@ func TestWebhook(t *testing.T) {
 			`[`:                    400,
 			of(6) + strings.Repeat(" ", receive.MaxBody): 413,
 		} {
-			if status := post(body, func(r *http.Request) { sign(r, "7"+body[:1], now, body, secret) }); status != want || told() {
+			if status := post(body, func(r *http.Request) { sign(r, "7"+body[:1], now, body, secret) }); status != want || woken() {
 				t.Errorf("a body of %d bytes: %d, want %d", len(body), status, want)
 			}
 		}
@@ -805,10 +805,10 @@ func TestPage(t *testing.T) {
 			t.Errorf("cookies %v", c)
 		}
 		for i := range kept + 10 {
-			keep(r.heard, uuid.UUID{byte(i), byte(i >> 8)}, true)
+			keep(r.eventIDs, uuid.UUID{byte(i), byte(i >> 8)}, true)
 		}
-		if len(r.heard) != kept {
-			t.Errorf("%d webhooks are left", len(r.heard))
+		if len(r.eventIDs) != kept {
+			t.Errorf("%d webhooks are left", len(r.eventIDs))
 		}
 	})
 }

@@ -212,7 +212,7 @@ func (cl *cluster) startReplica(ctx context.Context, i int, l net.Listener) erro
 		return err
 	}
 	cl.replicas[i] = r
-	log.Info("a replica takes requests", "at", cl.at[i])
+	log.Info("a replica accepts requests", "at", cl.at[i])
 	go func() { cl.end(<-r.served) }()
 	return nil
 }
@@ -350,7 +350,7 @@ func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Log
 
 	p := newProxy(urls, nil, log)
 	server := sandbox.Server(p, log)
-	log.Info("the proxy takes requests", "at", l.Addr())
+	log.Info("the proxy accepts requests", "at", l.Addr())
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(httpapi.Erasing(l)) }()
 	watching, stop := context.WithCancel(context.Background())

@@ -346,24 +346,24 @@ func (h *history) check(t *testing.T) (lost, resurrected, doubled int) {
 	if p, err := v.List(t.Context(), nil); err != nil || p.TotalItems != int64(len(there)) {
 		t.Errorf("%d tokens are counted, %d are listed: %v", p.TotalItems, len(there), err)
 	}
-	h.sent.wait(t, h.told())
+	h.sent.wait(t, h.expected())
 	doubled += h.sent.doubled(h.retried) + h.network.doubled()
 	return lost, resurrected, doubled
 }
 
-// told returns the deliveries expected for each token. A deleted token's are dropped.
-func (h *history) told() map[uuid.UUID][]string {
-	told := map[uuid.UUID][]string{}
+// expected returns the deliveries expected for each token. A deleted token's are dropped.
+func (h *history) expected() map[uuid.UUID][]string {
+	expected := map[uuid.UUID][]string{}
 	for id, name := range h.names {
-		told[id] = []string{"token.created imported", "token.updated network_token_status_changed"}
+		expected[id] = []string{"token.created imported", "token.updated network_token_status_changed"}
 		if name != "new" {
-			told[id] = append(told[id], updated)
+			expected[id] = append(expected[id], updated)
 		}
 	}
 	for id := range h.gone {
-		told[id] = []string{"token.deleted requested"}
+		expected[id] = []string{"token.deleted requested"}
 	}
-	return told
+	return expected
 }
 
 // A recorder is a webhook that records the events it receives.

@@ -117,9 +117,9 @@ func TestFleet(t *testing.T) {
 	for i := range f.replicas {
 		before := l.answered()
 		f.leaves(t, i)
-		f.proxy.log.wait(t, "a replica takes no requests", i+1)
+		f.proxy.log.wait(t, "a replica accepts no requests", i+1)
 		f.start(t, i)
-		f.proxy.log.wait(t, "a replica takes requests", len(f.replicas)+i+1)
+		f.proxy.log.wait(t, "a replica accepts requests", len(f.replicas)+i+1)
 		for l.answered() < before+100 {
 			<-time.After(10 * time.Millisecond)
 		}

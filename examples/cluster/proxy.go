@@ -26,7 +26,7 @@ const (
 	probeEvery    = 100 * time.Millisecond
 	probeWithin   = time.Second
 
-	// readyPath reports whether a replica takes requests, and whether a proxy has a replica
+	// readyPath reports whether a replica accepts requests, and whether a proxy has a replica
 	// that does. It is not part of the API.
 	readyPath = "/ready"
 )
@@ -101,7 +101,7 @@ func answerReady(w http.ResponseWriter, ready bool) {
 	w.WriteHeader(status)
 }
 
-var errNoReplica = errors.New("no replica takes requests")
+var errNoReplica = errors.New("no replica accepts requests")
 
 // RoundTrip implements [http.RoundTripper].
 func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -159,9 +159,9 @@ func (p *proxy) watch(ctx context.Context) {
 				switch ready := p.probe(ctx, u); {
 				case ready == u.setReady(ready) || ctx.Err() != nil:
 				case ready:
-					p.log.Info("a replica takes requests", "at", u.url.Host)
+					p.log.Info("a replica accepts requests", "at", u.url.Host)
 				default:
-					p.log.Info("a replica takes no requests", "at", u.url.Host)
+					p.log.Info("a replica accepts no requests", "at", u.url.Host)
 				}
 				select {
 				case <-tick.C:

@@ -135,8 +135,8 @@ func TestRequestID(t *testing.T) {
 		p.ServeHTTP(w, r)
 		wantFailure(t, w, "OUTCOME_UNKNOWN")
 		got := <-ids
-		if told := w.Header().Get("X-Request-Id"); told != got || (told == given) != strings.EqualFold(given, id) {
-			t.Errorf("given %q, the replica has %q, the client is sent %q", given, got, told)
+		if answered := w.Header().Get("X-Request-Id"); answered != got || (answered == given) != strings.EqualFold(given, id) {
+			t.Errorf("given %q, the replica has %q, the client is sent %q", given, got, answered)
 		}
 	}
 }

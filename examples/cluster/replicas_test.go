@@ -331,11 +331,11 @@ func pageOf(t *testing.T, replicas ...*sandboxtest.Program) {
 type counter struct {
 	*simnet.Network
 
-	mu    sync.Mutex
-	asked map[string]int // by idempotency key
-	told  map[string]int // by token, type and reason
-	kinds map[string]int // by type and reason
-	more  chan struct{}  // closed and replaced with each event
+	mu     sync.Mutex
+	asked  map[string]int // by idempotency key
+	events map[string]int // by token, type and reason
+	kinds  map[string]int // by type and reason
+	more   chan struct{}  // closed and replaced with each event
 }
 
 func (c *counter) Provision(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error) {
@@ -349,7 +349,7 @@ func (c *counter) Event(_ context.Context, e *cardvault.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kind := fmt.Sprint(e.Type, " ", e.Reason)
-	c.told[fmt.Sprint(e.TokenID, " ", kind)]++
+	c.events[fmt.Sprint(e.TokenID, " ", kind)]++
 	c.kinds[kind]++
 	close(c.more)
 	c.more = make(chan struct{})
@@ -362,15 +362,15 @@ func (c *counter) wait(t *testing.T, kind string, n int) {
 	end := time.After(patience)
 	for {
 		c.mu.Lock()
-		told, more := c.kinds[kind], c.more
+		seen, more := c.kinds[kind], c.more
 		c.mu.Unlock()
-		if told >= n {
+		if seen >= n {
 			return
 		}
 		select {
 		case <-more:
 		case <-end:
-			t.Fatalf("%d events %s, want %d", told, kind, n)
+			t.Fatalf("%d events %s, want %d", seen, kind, n)
 		}
 	}
 }
@@ -392,7 +392,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		count := &counter{Network: sim, asked: map[string]int{}, told: map[string]int{}, kinds: map[string]int{}, more: make(chan struct{})}
+		count := &counter{Network: sim, asked: map[string]int{}, events: map[string]int{}, kinds: map[string]int{}, more: make(chan struct{})}
 		var vaults []*cardvault.Vault
 		running, stop := context.WithCancel(t.Context())
 		var group sync.WaitGroup
@@ -460,7 +460,7 @@ func TestWorkIsDoneOnce(t *testing.T) {
 		count.wait(t, changed, 3*each+1)
 		count.mu.Lock()
 		defer count.mu.Unlock()
-		for what, n := range count.told {
+		for what, n := range count.events {
 			if n != 1 {
 				t.Errorf("%s is reported %d times", what, n)
 			}

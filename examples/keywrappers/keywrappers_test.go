@@ -171,7 +171,7 @@ func (s *service) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
 func (*service) ErrorAs(error, any) bool            { return false }
 func (*service) ErrorCode(error) gcerrors.ErrorCode { return gcerrors.Unknown }
 
-// TestBlip: one failed call does not make the key a wrong one.
+// TestBlip: a service that is unreachable for one call does not make the key a wrong one.
 func TestBlip(t *testing.T) {
 	key, err := localsecrets.NewRandomKey()
 	if err != nil {

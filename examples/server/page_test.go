@@ -107,8 +107,8 @@ func (v *visitor) live(t *testing.T, query string, there func(codes map[string]a
 	}
 }
 
-// told reports whether events contain one of a type about a token.
-func told(events []any, id, kind string) bool {
+// hasEvent reports whether events contain one of a type about a token.
+func hasEvent(events []any, id, kind string) bool {
 	for _, x := range events {
 		if e := x.(map[string]any); e["token_id"] == id && e["event_type"] == kind {
 			return true
@@ -172,7 +172,7 @@ func TestPage(t *testing.T) {
 	}
 	p.Follow(t, k, "pending", "active")
 	v.live(t, "token="+id, func(codes map[string]any, events []any) bool {
-		return codes[id] != nil && told(events, id, "token.created") && told(events, id, "token.updated")
+		return codes[id] != nil && hasEvent(events, id, "token.created") && hasEvent(events, id, "token.updated")
 	})
 	latest := 0.0
 	v.live(t, "", func(_ map[string]any, events []any) bool {
@@ -261,7 +261,7 @@ func TestPage(t *testing.T) {
 	} {
 		v.call(t, 404, x[0], x[1], x[2])
 	}
-	v.live(t, "token="+id, func(_ map[string]any, events []any) bool { return told(events, id, "token.deleted") })
+	v.live(t, "token="+id, func(_ map[string]any, events []any) bool { return hasEvent(events, id, "token.deleted") })
 	v.call(t, 422, "GET", "/sandbox/live?"+strings.Repeat("token=x&", 51), "")
 
 	for _, a := range p.Accounts {
@@ -386,9 +386,9 @@ func TestPageWebhooks(t *testing.T) {
 		v.call(t, 404, x[0], x[1], "")
 	}
 
-	told := []string{"whsec_", "vk_test_"}
+	secrets := []string{"whsec_", "vk_test_"}
 	for _, a := range p.Accounts {
-		told = append(told, a.APIKey, a.PaymentSecret)
+		secrets = append(secrets, a.APIKey, a.PaymentSecret)
 	}
 	for _, d := range hook.Deliveries() {
 		v.seen.Write(d.Body)
@@ -396,7 +396,7 @@ func TestPageWebhooks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, s := range told {
+	for _, s := range secrets {
 		if bytes.Contains(v.seen.Bytes(), []byte(s)) {
 			t.Errorf("answers or deliveries contain a key or secret that begins with %.6s", s)
 		}

@@ -44,10 +44,10 @@ type outside struct {
 
 // A line leads to a goroutine outside that makes one call at a time.
 type line struct {
-	calls chan bool  // whether it is Update
-	tell  chan event // to the caller
-	steps chan step  // from the caller, between an event that begins fn and its end
-	done  chan any   // a step was done, or has panicked with this
+	calls  chan bool  // whether it is Update
+	answer chan event // to the caller
+	steps  chan step  // from the caller, between an event that begins fn and its end
+	done   chan any   // a step was done, or has panicked with this
 }
 
 // An event requests a run of fn, or reports the end of the call.
@@ -67,7 +67,7 @@ type step struct {
 // serve makes calls until there are no more.
 func (l *line) serve(s store.Store) {
 	for update := range l.calls {
-		l.tell <- l.call(s, update)
+		l.answer <- l.call(s, update)
 	}
 }
 
@@ -85,7 +85,7 @@ func (l *line) call(s store.Store, update bool) (e event) {
 
 // run has the caller run its function.
 func (l *line) run(tx store.ReadTx) error {
-	l.tell <- event{}
+	l.answer <- event{}
 	for s := range l.steps {
 		switch {
 		case s.escaped != nil:
@@ -114,7 +114,7 @@ func (o outside) make(ctx context.Context, update bool, fn func(crossing) error)
 	defer func() { o.free <- l }()
 	l.calls <- update
 	for {
-		switch e := <-l.tell; {
+		switch e := <-l.answer; {
 		case e.escaped != nil:
 			panic(e.escaped)
 		case e.over:

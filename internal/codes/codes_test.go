@@ -95,8 +95,8 @@ func TestNoGoroutine(t *testing.T) {
 }
 
 func TestEvictions(t *testing.T) {
-	var told []uint64
-	c := codes.New(3, func(n uint64) { told = append(told, n) })
+	var reported []uint64
+	c := codes.New(3, func(n uint64) { reported = append(reported, n) })
 	defer closed(t, c)
 	for n := range uint64(3) {
 		put(t, c, n, time.Hour)
@@ -121,8 +121,8 @@ func TestEvictions(t *testing.T) {
 	for n, want := range []bool{false, false, false, true, true, true, false} {
 		has(t, c, uint64(n), want)
 	}
-	if want := []uint64{1, 2}; !slices.Equal(told, want) || c.Evicted() != 2 {
-		t.Errorf("evictions reported: %v, Evicted = %d, want %v", told, c.Evicted(), want)
+	if want := []uint64{1, 2}; !slices.Equal(reported, want) || c.Evicted() != 2 {
+		t.Errorf("evictions reported: %v, Evicted = %d, want %v", reported, c.Evicted(), want)
 	}
 }
 

@@ -66,7 +66,7 @@ type Keeper struct {
 	config Config
 	cache  store.CodeCache
 	key    *seal.CodeKey // nil if the cache is shared
-	told   ledger.Seldom // of a warning about the cache
+	warned ledger.Seldom // of a warning about the cache
 }
 
 // NewKeeper returns a Keeper.
@@ -199,14 +199,14 @@ func (k *Keeper) failed(done string, err error) {
 	if k.config.Ledger.Closed() || errors.Is(err, context.Canceled) {
 		return
 	}
-	if k.told.Now() {
+	if k.warned.Now() {
 		k.config.Log.Warn("security code could not be "+done, "error", leak.Printable(err))
 	}
 }
 
 // evicted logs that codes had to go for want of room.
 func (k *Keeper) evicted(all uint64) {
-	if k.told.Now() {
+	if k.warned.Now() {
 		k.config.Log.Warn("security codes were evicted early: Options.SecurityCodeCapacity is too small", "evicted", all)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/cardvault/cardvault/internal/erase"
 )
 
-// Quiet returns a connection that is read byte by byte: bytes that http.Transport has read
-// behind an answer, it writes into the log of the process.
+// Quiet returns a connection that is read byte by byte. http.Transport would write any bytes
+// that it has read after an answer to the log of the process.
 func Quiet(c net.Conn) net.Conn { return quiet{c, bufio.NewReader(c)} }
 
 type quiet struct {
@@ -28,8 +28,8 @@ type erasing struct{ net.Conn }
 
 // Write erases its input, which is more than [io.Writer] allows. The writer is a buffer,
 // such as the bufio.Writer of http.Transport, that would otherwise keep the last request
-// for as long as the connection is idle. It does not look at bytes again that it has
-// flushed, and after an error it writes nothing any more, so the rest of an incomplete
+// for as long as the connection is idle. It does not look again at bytes that it has
+// flushed, and after an error it writes nothing more, so the rest of an incomplete
 // write is erased too. Above TLS this is the plain text, which crypto/tls encrypts in place.
 func (c erasing) Write(p []byte) (int, error) {
 	defer func() {

@@ -1,5 +1,5 @@
-// Package egress checks the address that a connection out of a vault is made to, and gives
-// the reason for a missing connection or answer in words that quote nothing.
+// Package egress checks the addresses that a vault connects to, and gives the reason for a
+// missing connection or answer in words that quote nothing.
 package egress
 
 import (
@@ -14,12 +14,11 @@ import (
 // the address, which the caller that chose the host must not learn.
 var ErrAddress = errors.New("egress: host is not at a public address")
 
-// guardian refuses what IANA lists as special, and IPv6 outside of 2000::/3. The
-// address that is denied besides is a public one, which leads to the host of a
-// virtual machine at Azure.
+// guardian refuses the ranges that IANA lists as special, and IPv6 outside 2000::/3. The
+// extra denied address is public, and leads to the host of a virtual machine at Azure.
 var guardian = ssrf.New(ssrf.WithDeniedV4Prefixes(netip.MustParsePrefix("168.63.129.16/32")))
 
-// Public reports whether an address is one of the public internet.
+// Public reports whether an address belongs to the public internet.
 func Public(a netip.Addr) bool { return guardian.SafeAddr(a.Unmap()) == nil }
 
 // Control is for [net.Dialer]: it refuses an address that is not public, after the name was

@@ -53,7 +53,7 @@ func TLSError(err error) error {
 		return reason("TLS: certificate is not for the host")
 	}
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return reason("TLS: certificate is of an unknown authority")
+		return reason("TLS: certificate is signed by an unknown authority")
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return reason("TLS: certificate is not valid")
@@ -61,8 +61,8 @@ func TLSError(err error) error {
 	return reason("TLS: handshake failed")
 }
 
-// AnswerError returns the reason for a request without an answer: that of the connection if
-// none was made. The errors of net/http quote malformed answers.
+// AnswerError returns the reason for a request without an answer: the reason for a missing
+// connection, if none was made. The errors of net/http quote malformed answers.
 func AnswerError(err error) error {
 	if e, ok := errors.AsType[reason](err); ok {
 		return e

@@ -171,7 +171,7 @@ func play(t *testing.T, open func(t testing.TB) store.Store, begin act, n int) (
 		a.store.failAfter(0, 0)
 		f.gone("after a transaction has failed")
 		if a.below(f, 1) == 0 {
-			a.Error("nothing is left for the next process, so nothing is shown")
+			a.Error("nothing is left for the next process: the test proves nothing")
 		}
 
 		// The process dies in the middle, and another one goes on.
@@ -182,7 +182,7 @@ func play(t *testing.T, open func(t testing.TB) store.Store, begin act, n int) (
 		a.restart()
 		f.gone("after the process has died")
 		if a.below(f, 1) == 0 {
-			a.Error("nothing is left for the next process, so nothing is shown")
+			a.Error("nothing is left for the next process: the test proves nothing")
 		}
 
 		// The next attempt ends it.

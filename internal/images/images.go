@@ -140,7 +140,7 @@ func (s Shelf) Open(ctx context.Context, rows ledger.Account, id uuid.UUID) (med
 
 	for i, part := range parts {
 		if part.Parent != id || part.Account != head.Account {
-			return "", nil, fmt.Errorf("%w: part %d of an image is another's", ledger.ErrDamaged, i)
+			return "", nil, fmt.Errorf("%w: part %d of an image belongs to another image", ledger.ErrDamaged, i)
 		}
 		plain, err := rows.OpenShown(ctx, part)
 		if err != nil {

@@ -81,7 +81,7 @@ func (e *Engine) ReadDue(ctx context.Context, kind store.Kind, at time.Time, mos
 }
 
 // errPassed is returned by a function that does not use a record which can be read.
-var errPassed = errors.New("jobs: record is passed over")
+var errPassed = errors.New("jobs: record is skipped")
 
 // readDue is ReadDue for some shards; passed is the number of records that use passes over.
 func (e *Engine) readDue(ctx context.Context, kind store.Kind, shards store.Shards, at time.Time, most, passed int, use func(*store.Record) error) (damaged error) {
@@ -338,7 +338,7 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 func (e *Engine) do(ctx context.Context, k *Kind, j *Job) {
 	err := k.Do(ctx, j)
 	if err != nil && !errors.Is(err, ledger.ErrClosed) && !errors.Is(err, ErrLeft) {
-		e.log.Error("background work failed and will be tried again", "error", err)
+		e.log.Error("background work failed and will be retried", "error", err)
 	}
 	if j.leases == nil {
 		return

@@ -379,7 +379,7 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 		case ctx.Err() == nil:
 			if time.Since(logged) > time.Minute {
 				logged = time.Now()
-				e.log.Error("background work failed and will be tried again", "error", err)
+				e.log.Error("background work failed and will be retried", "error", err)
 			}
 			pause = time.Second
 			if n == 0 { // looking past damaged records takes a tenth of the time at most

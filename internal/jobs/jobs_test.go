@@ -96,7 +96,7 @@ func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 			ModeName: func(uint8) string { return "test" },
 			Log:      slog.New(slog.DiscardHandler),
 			Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
-			Mistrust: func(answer string) { t.Error("the store gave", answer) },
+			Mistrust: func(answer string) { t.Error("the store returned", answer) },
 		})
 		first := func() (uuid.UUID, []*store.Record, error) {
 			row, err := l.NewRow()

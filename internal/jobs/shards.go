@@ -291,7 +291,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 	}
 	if damaged != nil && !s.warned {
 		s.warned = true
-		s.engine.log.Warn("some processes that wait for background work cannot be read", "error", damaged)
+		s.engine.log.Warn("the records of some processes that wait for background work are unreadable", "error", damaged)
 	}
 
 	some := len(others) > 0
@@ -312,7 +312,7 @@ func (s *leases) read(ctx context.Context, at time.Time) (places [store.ShardCou
 		case err == nil:
 			w.end = r.Due
 		case ledger.Unreadable(err): // it is deleted: its process writes another
-			s.engine.log.Warn("a process that waits for background work cannot be read", "error", err)
+			s.engine.log.Warn("the record of a process that waits for background work is unreadable", "error", err)
 		default:
 			return places, nil, err
 		}

@@ -99,7 +99,7 @@ func parse(text, passphrase []byte) ([]byte, error) {
 			return nil, errForm
 		}
 		if key, err = newAEAD(k.key(passphrase)).Open(nil, nil, key, head); err != nil {
-			return nil, fmt.Errorf("%w: the passphrase is another, or the file is damaged", ledger.ErrWrongKey)
+			return nil, fmt.Errorf("%w: the passphrase is wrong, or the file is damaged", ledger.ErrWrongKey)
 		}
 	}
 

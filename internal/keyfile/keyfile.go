@@ -44,7 +44,7 @@ func read(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !link.Mode().IsRegular() {
-		return nil, errors.New("must be a regular file and no symlink")
+		return nil, errors.New("must be a regular file, not a symlink")
 	}
 
 	f, err := os.Open(path)
@@ -63,7 +63,7 @@ func read(path string) ([]byte, error) {
 	}
 
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("may be used by others (mode %#o): make it 0600", info.Mode().Perm())
+		return nil, fmt.Errorf("is accessible to other users (mode %#o): make it 0600", info.Mode().Perm())
 	}
 	if err := checkOwners(path, f); err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func syncDir(dir string) error {
 func Apart(path, dir string) error {
 	rel, err := filepath.Rel(resolved(dir), resolved(filepath.Dir(path)))
 	if err == nil && (rel == "." || filepath.IsLocal(rel)) {
-		return errors.New("must not lie in the folder of the vault: a copy of that folder would take the key along; move it out")
+		return errors.New("must not be in the folder of the vault: a copy of that folder would include the key; move it elsewhere")
 	}
 	return nil
 }

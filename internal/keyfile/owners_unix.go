@@ -34,7 +34,7 @@ func checkOwners(path string, f *os.File) error {
 		}
 	}
 	if links(info) > 1 {
-		return errors.New("has another name (a hard link), where others may find it: copy it and remove both")
+		return errors.New("has another name (a hard link), where other users may find it: copy it and remove both")
 	}
 	return nil
 }
@@ -46,15 +46,15 @@ func checkFolder(dir string) error {
 		return err
 	}
 	if perm := info.Mode().Perm(); perm&0o022 != 0 {
-		return fmt.Errorf("lies in a folder that others may write to (mode %#o): make it 0700", perm)
+		return fmt.Errorf("is in a folder that other users may write to (mode %#o): make it 0700", perm)
 	}
-	return checkOwner("lies in a folder that ", info)
+	return checkOwner("is in a folder that ", info)
 }
 
 func checkOwner(what string, info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-		return errors.New(what + "belongs to another user: make it this one's, or root's")
+		return errors.New(what + "belongs to another user: give it to this user, or to root")
 	}
 	return nil
 }

@@ -107,13 +107,13 @@ type checkedReadTx struct {
 // lie returns the error of an answer that cannot be right.
 func (tx checkedReadTx) lie(what string) error {
 	tx.s.mistrust(what)
-	return fmt.Errorf("%w: the store gave %s", ErrDamaged, what)
+	return fmt.Errorf("%w: the store returned %s", ErrDamaged, what)
 }
 
 func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	r, err := tx.tx.Get(kind, id)
 	if err == nil && (r == nil || r.Kind != kind || r.ID != id) {
-		return nil, tx.lie("another record than the one asked for")
+		return nil, tx.lie("another record than requested")
 	}
 	return r, err
 }
@@ -161,10 +161,10 @@ func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 		}
 	}
 	if wrong {
-		return nil, tx.lie("a list that holds what does not belong there")
+		return nil, tx.lie("a list with records that do not belong there")
 	}
 	if damaged {
-		return list, tx.lie("records that cannot be read, or that name another account or parent than their list")
+		return list, tx.lie("unreadable records, or records that name another account or parent than their list")
 	}
 	return list, nil
 }
@@ -177,7 +177,7 @@ func Foreign(r *store.Record) bool { return r.Kind == 0 }
 // others: a damaged record does not keep others from being found.
 func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
 	found, err := tx.tx.Lookup(kind, hash, limit)
-	return tx.sift(found, err, "records by a hash that they do not have", limit,
+	return tx.sift(found, err, "records for a hash that they do not have", limit,
 		func(r *store.Record) bool { return r.Kind == kind && Carries(r, hash) },
 		func(a, b *store.Record) bool { return bytes.Compare(a.ID[:], b.ID[:]) <= 0 })
 }
@@ -185,7 +185,7 @@ func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*stor
 // Due returns the records that are due, and ErrDamaged beside them as Lookup does.
 func (tx checkedReadTx) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	due, err := tx.tx.Due(kind, shards, until, limit)
-	return tx.sift(due, err, "records as due that are not", limit,
+	return tx.sift(due, err, "records that are not due", limit,
 		func(r *store.Record) bool {
 			return r.Kind == kind && shards.Has(store.ShardOf(r.ID)) && !r.Due.IsZero() && !r.Due.After(until)
 		},
@@ -209,7 +209,7 @@ func (tx checkedReadTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*st
 		}
 	}
 	if wrong {
-		return nil, tx.lie("records of a kind out of their order")
+		return nil, tx.lie("records of a kind out of order")
 	}
 	return found, nil
 }
@@ -224,7 +224,7 @@ func (tx checkedReadTx) Children(parent uuid.UUID, limit int) ([]store.Key, erro
 		wrong = wrong || cmp.Or(cmp.Compare(keys[i-1].Kind, keys[i].Kind), bytes.Compare(keys[i-1].ID[:], keys[i].ID[:])) >= 0
 	}
 	if wrong {
-		return nil, tx.lie("children out of their order")
+		return nil, tx.lie("children out of order")
 	}
 	return keys, nil
 }

@@ -25,7 +25,7 @@ var (
 	ErrFormat         = errors.New("cardvault: written by a later version")
 	ErrWrongKey       = errors.New("cardvault: wrong key")
 	ErrWrongMode      = errors.New("cardvault: wrong mode")
-	ErrKeyExhausted   = errors.New("cardvault: key has sealed as much as it may")
+	ErrKeyExhausted   = errors.New("cardvault: key has reached its limit of seals")
 )
 
 // ErrAgain is wrapped by the error of a write after which its caller looks again. Such an

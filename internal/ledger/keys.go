@@ -43,7 +43,7 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 			return err
 		}
 	}
-	return fmt.Errorf("%w: the keyring is another one whenever it is read: look who writes into the store", ErrDamaged)
+	return fmt.Errorf("%w: the keyring changes with every read: find out which program writes to the store", ErrDamaged)
 }
 
 // meta describes a vault. It is authenticated as the associated data of the wrapped keys.
@@ -122,7 +122,7 @@ func (l *Ledger) wrap(ctx context.Context, m *meta, keys *seal.Keys, most int) e
 	plain := keys.Marshal()
 	defer clear(plain)
 	if len(plain) > most {
-		return fmt.Errorf("cardvault: the keys of the vault have no room for another term: a key provider takes %d bytes", MaxWrapped)
+		return fmt.Errorf("cardvault: another term would make the keys longer than the %d bytes that a key provider accepts", MaxWrapped)
 	}
 
 	w, err := l.config.Wrapper.Wrap(ctx, plain, m.associated())
@@ -135,7 +135,7 @@ func (l *Ledger) wrap(ctx context.Context, m *meta, keys *seal.Keys, most int) e
 
 // errKeyringLost is returned when the store does not have the keyring that is in use, or a
 // later one of the same vault.
-var errKeyringLost = fmt.Errorf("%w: the keyring in the store is gone, or a former or foreign one: RotateKeys writes it anew", ErrDamaged)
+var errKeyringLost = fmt.Errorf("%w: the keyring in the store is missing, outdated or foreign: RotateKeys writes it again", ErrDamaged)
 
 // loadMeta reads the vault's keys from the store, and makes or updates the box.
 // It returns nil if there is no keyring. A meta that comes with errKeyringLost, or that it
@@ -235,7 +235,7 @@ const unwrapPause = time.Second
 func (l *Ledger) ours(ctx context.Context) error {
 	_, err := l.In(uuid.Nil).Get(ctx, KindAccount, l.First)
 	if errors.Is(err, ErrNotFound) {
-		err = fmt.Errorf("%w: the keyring is that of another vault, or the default account is lost: put it back from a backup", ErrDamaged)
+		err = fmt.Errorf("%w: the keyring belongs to another vault, or the default account is lost: restore it from a backup", ErrDamaged)
 	}
 	return err
 }
@@ -260,7 +260,7 @@ func (l *Ledger) newest(ctx context.Context, m *meta) error {
 	case errors.Is(err, ErrNotFound) || err == nil && rec.Version != m.version:
 		return store.ErrConflict
 	case err == nil && len(later) > 0:
-		err = fmt.Errorf("%w: the keyring is one of before a rotation: put back the latest one, from a backup or by RotateKeys of a vault that still has it open", ErrDamaged)
+		err = fmt.Errorf("%w: the keyring is from before a rotation: restore the latest one, from a backup or by RotateKeys of a vault that still has it open", ErrDamaged)
 	}
 	return err
 }
@@ -306,7 +306,7 @@ func untouched(tx store.ReadTx) error {
 	}
 	switch _, err := tx.Get(KindMeta, metaID); {
 	case errors.Is(err, store.ErrNotFound):
-		return fmt.Errorf("%w: the store holds records and no keyring: put that back from a backup", ErrDamaged)
+		return fmt.Errorf("%w: the store holds records without a keyring: restore the keyring from a backup", ErrDamaged)
 	case err != nil:
 		return err
 	}
@@ -327,7 +327,7 @@ func (a Account) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 		case err != nil && !lost:
 			return err
 		case lost:
-			a.config.Log.Error("the keyring is written anew", "error", err)
+			a.config.Log.Error("writing the keyring again", "error", err)
 		default:
 			err = a.newest(ctx, m)
 			if err != nil && !errors.Is(err, store.ErrConflict) {
@@ -367,7 +367,7 @@ func (a Account) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 		}
 		return err
 	}
-	return fmt.Errorf("%w: the keyring cannot be replaced: look who writes into the store", ErrDamaged)
+	return fmt.Errorf("%w: the keyring cannot be replaced: find out which program writes to the store", ErrDamaged)
 }
 
 // Seals are granted in blocks, so that counting them costs no write each. A crash loses the
@@ -440,7 +440,7 @@ func (l *Ledger) grant() error {
 }
 
 // errCount is returned when it is not known how much the present term has sealed.
-var errCount = fmt.Errorf("%w: count of seals cannot be read: RotateKeys begins another", ErrDamaged)
+var errCount = fmt.Errorf("%w: count of seals cannot be read: RotateKeys starts a new one", ErrDamaged)
 
 // countID is the id of the record that counts the seals of the last term.
 func countID(k *seal.Keys) uuid.UUID {

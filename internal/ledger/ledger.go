@@ -137,7 +137,7 @@ var (
 func (l *Ledger) NewRow() (uuid.UUID, error) {
 	row := l.rowkeys.New()
 	if !rowkey.Plausible(row, FirstTime, LastTime) {
-		return uuid.Nil, fmt.Errorf("%w: the clock of this machine is off: it says %v", ErrUnavailable, rowkey.Time(row))
+		return uuid.Nil, fmt.Errorf("%w: the clock of this machine is wrong: it shows %v", ErrUnavailable, rowkey.Time(row))
 	}
 	return row, nil
 }

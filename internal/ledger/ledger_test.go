@@ -43,7 +43,7 @@ func open(t *testing.T) (ledger.Account, *[]error) {
 
 func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
 	t.Helper()
-	var heard []error
+	var reported []error
 	l := ledger.New(ledger.Config{
 		Store:    s,
 		Wrapper:  wrapper{},
@@ -55,9 +55,9 @@ func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
 		Names: map[store.Kind]ledger.Name{kindParent: {Kind: "parent", Printed: kindParent}},
 		Log:   slog.New(slog.DiscardHandler),
 		Wrote: func(_ context.Context, _ ledger.Operation, _, _ uuid.UUID, err error) {
-			heard = append(heard, err)
+			reported = append(reported, err)
 		},
-		Mistrust: func(answer string) { t.Error("the store gave", answer) },
+		Mistrust: func(answer string) { t.Error("the store returned", answer) },
 	})
 	first := func() (uuid.UUID, []*store.Record, error) {
 		whole := l.In(uuid.Nil)
@@ -71,7 +71,7 @@ func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
 	if err := l.Load(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	return l.In(l.First), &heard
+	return l.In(l.First), &reported
 }
 
 // add stores a record after change has edited it, and returns its row key.
@@ -108,9 +108,9 @@ func set(ctx context.Context, a ledger.Account, row uuid.UUID, text string, betw
 // TestRetry: a slower call reads and writes again, and only its last write is reported as an
 // outcome.
 func TestRetry(t *testing.T) {
-	a, heard := open(t)
+	a, reported := open(t)
 	row := add(t, a, kindParent, nil)
-	*heard = nil
+	*reported = nil
 	tries := 0
 	_, err := ledger.Retry(t.Context(), func() (int, error) {
 		tries++
@@ -122,8 +122,8 @@ func TestRetry(t *testing.T) {
 			}
 		})
 	})
-	if err != nil || tries != 2 || len(*heard) != 2 {
-		t.Errorf("%v after %d tries and %d outcomes", err, tries, len(*heard))
+	if err != nil || tries != 2 || len(*reported) != 2 {
+		t.Errorf("%v after %d tries and %d outcomes", err, tries, len(*reported))
 	}
 	r, err := a.GetRow(t.Context(), kindParent, row)
 	if err != nil || r.Version != 3 {

@@ -33,7 +33,7 @@ func New(t testing.TB, families ledger.Families) *ledger.Ledger {
 		Families: families,
 		Log:      slog.New(slog.DiscardHandler),
 		Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
-		Mistrust: func(answer string) { t.Error("the store gave", answer) },
+		Mistrust: func(answer string) { t.Error("the store returned", answer) },
 	})
 
 	first := func() (uuid.UUID, []*store.Record, error) {

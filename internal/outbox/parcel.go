@@ -36,7 +36,7 @@ type Parcel struct {
 
 	outbox  *Outbox
 	rows    ledger.Account
-	heard   *Receivers
+	known   *Receivers
 	records []*store.Record
 	queues  wakings
 
@@ -45,23 +45,23 @@ type Parcel struct {
 
 // ErrStale is returned by the Put of a parcel that was packed for other webhooks, or
 // for queues that have come to rest since: it has to be packed again.
-var ErrStale = fmt.Errorf("%w: others listen to events", store.ErrConflict)
+var ErrStale = fmt.Errorf("%w: the receivers of events have changed", store.ErrConflict)
 
 // Pack returns the parcel of a change. The token is sealed afterwards with Parcel.Event, so
 // that the next event comes after this one whatever clock it is made by.
 func (o *Outbox) Pack(ctx context.Context, c *Change) (*Parcel, error) {
-	heard, err := o.receivers(ctx, c.Account)
+	known, err := o.receivers(ctx, c.Account)
 	if err != nil {
 		return nil, err
 	}
-	p := &Parcel{outbox: o, rows: o.ledger.In(c.Account), heard: heard}
+	p := &Parcel{outbox: o, rows: o.ledger.In(c.Account), known: known}
 	if c.Type != Deleted && c.Told > 0 && c.Told == c.Token.Version {
 		if err := p.keepPast(ctx, c); err != nil {
 			return nil, err
 		}
 	}
 
-	receivers := heard.Of[c.Type]
+	receivers := known.Of[c.Type]
 	if o.config.Sink != nil {
 		receivers = append(slices.Clip(receivers), sinkRow)
 	}
@@ -96,7 +96,7 @@ func (o *Outbox) Pack(ctx context.Context, c *Change) (*Parcel, error) {
 // keepPast adds the state of a token that deliveries contain, before it changes. Webhooks
 // have deliveries in their log, the sink only until it has taken them.
 func (p *Parcel) keepPast(ctx context.Context, c *Change) error {
-	if p.heard.None {
+	if p.known.None {
 		waits, delivery := false, rowkey.Beside(c.Last, sinkRow)
 		err := p.rows.View(ctx, func(tx store.ReadTx) error {
 			r, err := present(tx, KindDelivery, delivery)
@@ -120,7 +120,7 @@ func (p *Parcel) keepPast(ctx context.Context, c *Change) error {
 // Put writes the event. It returns ErrStale if the webhooks of the account have changed: a
 // webhook misses nothing from its registration on.
 func (p *Parcel) Put(tx store.Tx) error {
-	a, err := tx.Get(ledger.KindAccount, p.heard.Account)
+	a, err := tx.Get(ledger.KindAccount, p.known.Account)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 		}
 	}
 
-	if a.Version != p.heard.Version {
+	if a.Version != p.known.Version {
 		p.outbox.known.forget(p.rows.ID)
 		return ErrStale
 	}

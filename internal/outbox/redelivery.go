@@ -28,17 +28,17 @@ func (o *Outbox) Redelivery(ctx context.Context, account, event uuid.UUID) (*Par
 
 	// An answer for want of webhooks writes nothing, and so compares no version of them:
 	// they are read again.
-	heard, err := o.receivers(ctx, account)
-	if err == nil && len(heard.Of[d.Type&3]) == 0 {
+	known, err := o.receivers(ctx, account)
+	if err == nil && len(known.Of[d.Type&3]) == 0 {
 		o.known.forget(account)
-		heard, err = o.receivers(ctx, account)
+		known, err = o.receivers(ctx, account)
 	}
-	if err != nil || len(heard.Of[d.Type&3]) == 0 {
+	if err != nil || len(known.Of[d.Type&3]) == 0 {
 		return nil, d, err
 	}
 
-	p := &Parcel{outbox: o, rows: rows, heard: heard, while: of}
-	hooks := heard.Of[d.Type&3]
+	p := &Parcel{outbox: o, rows: rows, known: known, while: of}
+	hooks := known.Of[d.Type&3]
 	for _, hook := range hooks {
 		r, err := o.anew(ctx, newDelivery(rows, hook, event), made[hook], d)
 		if err != nil {

@@ -27,7 +27,7 @@ import (
 )
 
 // ErrGarbage is returned for an answer that cannot be right.
-var ErrGarbage = errors.New("cardvault: adapter gave an answer that cannot be right")
+var ErrGarbage = errors.New("cardvault: adapter returned an impossible answer")
 
 // NetworkToken returns ErrGarbage unless got can be the answer for a card whose last
 // four digits are known.
@@ -207,7 +207,7 @@ func BIN(ctx context.Context, from network.BINProvider, p card.PAN, log *slog.Lo
 	}
 
 	if bin.CountryCode != "" && !iso.Country(bin.CountryCode) {
-		log.WarnContext(ctx, "BIN look-up gave a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
+		log.WarnContext(ctx, "BIN look-up returned a country that is not in ISO 3166-1", "iin", string(prefix[:6]))
 		bin.CountryCode = ""
 	}
 

@@ -14,7 +14,9 @@ import (
 // A withheld error is an error whose text repeats a secret of the request.
 type withheld struct{ cause error }
 
-func (e *withheld) Error() string { return fmt.Sprintf("%T, whose text holds what was sent", e.cause) }
+func (e *withheld) Error() string {
+	return fmt.Sprintf("%T, whose text contains data that was sent", e.cause)
+}
 
 func (e *withheld) Unwrap() error { return e.cause }
 

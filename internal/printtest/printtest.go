@@ -73,13 +73,13 @@ func Run(t *testing.T, dir, path string, shown map[string]string, types ...refle
 
 	for _, field := range slices.Sorted(maps.Keys(printed)) {
 		if shown[field] == "" && shown[inside(field)] == "" {
-			t.Errorf("%s is seen in %s: hide it, or say why it may be", field, printed[field])
+			t.Errorf("%s is visible in %s: hide it, or give the reason why it may be", field, printed[field])
 		}
 		fields[inside(field)] = true
 	}
 	for field := range shown {
 		if !fields[field] {
-			t.Errorf("%s may be seen, and is not there", field)
+			t.Errorf("%s is listed as visible, and does not exist", field)
 		}
 	}
 }

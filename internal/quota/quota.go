@@ -18,7 +18,7 @@ import (
 
 // ErrFull is returned in a transaction that finds as many records as the quota allows. Some
 // of them may have lapsed.
-var ErrFull = fmt.Errorf("%w: as many as the quota allows", store.ErrConflict)
+var ErrFull = fmt.Errorf("%w: the quota is used up", store.ErrConflict)
 
 // Counts bounds the records of the accounts of one vault. The zero value is ready. All
 // methods may be called concurrently.

@@ -77,7 +77,7 @@ func (e *Eraser) lapseOf(ctx context.Context, l Lapsing) (int, error) {
 		// There is room for erasing, and a record that has lapsed has to go.
 		full := err
 		if err = b.eraseAlone(ctx); err == nil {
-			e.config.Log.Error("records that have lapsed are erased without their events: the store is full", "records", len(b.erased), "error", full)
+			e.config.Log.Error("expired records are erased without their events: the store is full", "records", len(b.erased), "error", full)
 		}
 	}
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 // Errors of Begin. Package cardvault documents them: they are its own.
 var (
 	ErrReused     = errors.New("cardvault: idempotency key was used for another request")
-	ErrInProgress = errors.New("cardvault: call under the idempotency key is in progress")
+	ErrInProgress = errors.New("cardvault: a call under the idempotency key is in progress")
 )
 
 // ErrUnknown is returned by Begin for a call of ClaimOnce whose process has ended without

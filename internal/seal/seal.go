@@ -53,7 +53,7 @@ var (
 	ErrUnknownTerm = errors.New("seal: unknown key term")
 
 	// ErrExhausted is returned once the seals granted to a Box are used up.
-	ErrExhausted = errors.New("seal: key has sealed as much as it may")
+	ErrExhausted = errors.New("seal: key has reached its limit of seals")
 )
 
 const (

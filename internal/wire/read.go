@@ -44,7 +44,7 @@ func Read(what string, data []byte, v any) error {
 }
 
 var (
-	errMalformed = errors.New("is not what it should be")
+	errMalformed = errors.New("is malformed")
 	errTooMany   = fmt.Errorf("has more than %d items", MaxItems)
 )
 
@@ -129,7 +129,7 @@ func (m *member) read(value []byte, to reflect.Value) error {
 		return readInt(value, f)
 	case uintKind:
 		if json.Unmarshal(value, f.Addr().Interface()) != nil {
-			return isNot("a number from 0 on")
+			return isNot("a number of at least 0")
 		}
 	case boolKind:
 		return m.readFlag(value, f)

@@ -94,7 +94,7 @@ func (c *checker) check() error {
 		return err
 	}
 	if c.entries != c.listed {
-		c.report("lists have %d entries, rows ask for %d", c.entries, c.listed)
+		c.report("lists have %d entries, rows require %d", c.entries, c.listed)
 	}
 
 	for _, index := range []struct {
@@ -107,7 +107,7 @@ func (c *checker) check() error {
 			n++
 		}
 		if n != index.want {
-			c.report("index %s has %d entries, rows ask for %d", index.name, n, index.want)
+			c.report("index %s has %d entries, rows require %d", index.name, n, index.want)
 		}
 	}
 
@@ -153,7 +153,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 			key := keyOfDue(kind, r.due, id)
 			list[17] = r.class
 			if !bytes.Equal(due.Get(key[:]), list[:]) {
-				c.report("kind %d, row %d is not in the index of what is due", kind, n)
+				c.report("kind %d, row %d is not in the index of due records", kind, n)
 			}
 		}
 

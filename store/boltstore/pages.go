@@ -147,5 +147,5 @@ func (p *pageChecker) read(id uint64) ([]byte, error) {
 }
 
 func badPage(id uint64) error {
-	return fmt.Errorf("%w: page %d is not what points to it says", store.ErrDamaged, id)
+	return fmt.Errorf("%w: page %d is not of the kind that its reference says", store.ErrDamaged, id)
 }

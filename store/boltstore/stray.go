@@ -116,7 +116,7 @@ func (s *Store) passed(strays []stray) {
 		}
 		last := s.reported[kind].Load()
 		if now-last >= int64(reportPause) && s.reported[kind].CompareAndSwap(last, now) {
-			s.log.Error("an index names records that are lost or damaged; they are passed over", "index", index, "kind", kind)
+			s.log.Error("an index names records that are lost or damaged; they are skipped", "index", index, "kind", kind)
 		}
 	}
 
@@ -125,7 +125,7 @@ func (s *Store) passed(strays []stray) {
 	}
 	answered := func(err error) {
 		if err != nil {
-			s.log.Error("an index cannot be mended", "error", err)
+			s.log.Error("an index cannot be repaired", "error", err)
 			s.mendAt.Store(time.Now().Add(reportPause).UnixNano())
 		}
 		s.mending.Store(false)

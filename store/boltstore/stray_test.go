@@ -338,7 +338,7 @@ func TestMendingFails(t *testing.T) {
 		puts(record(n, 8))
 	}
 	settled(t, s)
-	if text := log.String(); strings.Count(text, "\n") != 2 || strings.Count(text, "cannot be mended") != 1 {
+	if text := log.String(); strings.Count(text, "\n") != 2 || strings.Count(text, "cannot be repaired") != 1 {
 		t.Errorf("logged %q, want two lines", text)
 	}
 }

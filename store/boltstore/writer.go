@@ -200,7 +200,7 @@ func (s *Store) commitFailed(cause error) {
 
 	full, damaged := isFull(cause), errors.Is(cause, store.ErrDamaged)
 	if full && !damaged && s.h.lastID() < id {
-		s.log.Error("commit failed for want of room", "error", cause)
+		s.log.Error("commit failed for lack of room", "error", cause)
 	} else {
 		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
 		s.reopen()

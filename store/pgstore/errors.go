@@ -28,7 +28,7 @@ var (
 
 // ErrPlaintext is returned for a connection that leaves the host, unless it is TLS with a
 // certificate that is verified. See Options.AllowPlaintext.
-var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs TLS, with a certificate that is verified")
+var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs TLS, with a verified certificate")
 
 // ErrNotMigrated is returned by New for a database without the tables of this version.
 // Call Migrate first.

@@ -356,7 +356,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// A skewed is a connection on which New reads a skewed clock.
+// A skewed connection makes New read a skewed clock.
 type skewed struct{ net.Conn }
 
 func (s skewed) Write(b []byte) (int, error) {
@@ -449,20 +449,20 @@ func TestWakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hears, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: name, Listen: listen})
+	listener, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: name, Listen: listen})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer hears.Close()
+	defer listener.Close()
 	writes := open(t, p, name)
-	heard := make(chan store.Kind, 100)
+	woken := make(chan store.Kind, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- hears.Wakes(ctx, func(k store.Kind) { heard <- k }) }()
+	go func() { done <- listener.Wakes(ctx, func(k store.Kind) { woken <- k }) }()
 	await := func(want store.Kind) {
 		t.Helper()
 		select {
-		case k := <-heard:
+		case k := <-woken:
 			if k != want {
 				t.Errorf("woken for kind %d, want %d", k, want)
 			}
@@ -475,7 +475,7 @@ func TestWakes(t *testing.T) {
 	later.Due, now.Due = time.Now().Add(time.Hour), time.Now()
 	own := record(3)
 	own.Due, own.Kind = now.Due, kind+1
-	for s, rs := range map[*pgstore.Store][]*store.Record{hears: {own}, writes: {later, now}} {
+	for s, rs := range map[*pgstore.Store][]*store.Record{listener: {own}, writes: {later, now}} {
 		if err := put(s, rs...); err != nil {
 			t.Fatal(err)
 		}
@@ -485,8 +485,8 @@ func TestWakes(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("Wakes = %v", err)
 	}
-	if len(heard) > 0 {
-		t.Errorf("woken for kind %d, which only this store has written", <-heard)
+	if len(woken) > 0 {
+		t.Errorf("woken for kind %d, which only this store has written", <-woken)
 	}
 	if err := writes.Wakes(t.Context(), nil); err != nil { // has no connection for LISTEN
 		t.Errorf("Wakes = %v", err)

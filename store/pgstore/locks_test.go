@@ -114,8 +114,8 @@ func TestManyLocks(t *testing.T) {
 }
 
 // An Update that reads a record and puts a child below it waits while the record is being
-// deleted, and then runs again. An Update that has not read the record waits for no
-// deletion, however many children it has.
+// deleted, and then runs again. An Update that has not read the record does not
+// wait for the deletion of any number of its children.
 func TestChildOfTheDeleted(t *testing.T) {
 	for _, reads := range []bool{true, false} {
 		p := pool(t, postgres.Get(t).URL("postgres"))

@@ -30,8 +30,8 @@ type deed struct {
 	instead string
 }
 
-// tap passes on connections to a server, and asks on about each request. A deed with
-// instead also replaces the answers. It returns its address.
+// tap passes on connections to a server, and asks on about each request. A deed that neither
+// drops nor freezes sends instead in place of the answer. tap returns its address.
 func tap(t testing.TB, server string, on func(request []byte) *deed) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -219,7 +219,7 @@ func TestExitAfterUnwind(t *testing.T) {
 	name := schema(t, p)
 	s, other := open(t, p, name), open(t, p, name)
 	check(t, other, 0, 1)
-	runs, told := 0, false
+	runs, answered := 0, false
 	done := make(chan bool)
 	go func() { // the function may end its goroutine
 		defer close(done)
@@ -230,16 +230,16 @@ func TestExitAfterUnwind(t *testing.T) {
 				defer func() { _ = recover() }()
 				r, _ = tx.Get(kind, id(0))
 			}()
-			told = r != nil
-			if !told {
+			answered = r != nil
+			if !answered {
 				runtime.Goexit()
 			}
 			return nil
 		}, func(tx store.Tx) error { tx.Put(record(5)); return nil }, true)
 	}()
 	<-done
-	if runs < 2 || !told {
-		t.Errorf("%d runs, the last one had an answer: %t", runs, told)
+	if runs < 2 || !answered {
+		t.Errorf("%d runs, the last one had an answer: %t", runs, answered)
 	}
 	check(t, s, 100, 1)
 }

@@ -248,7 +248,7 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 		return locks, failed(verdictOfRead(err), err)
 	}
 	if !seed.Valid {
-		return locks, fmt.Errorf("%w: there is not one seed of locks", store.ErrDamaged)
+		return locks, fmt.Errorf("%w: there is not exactly one seed of locks", store.ErrDamaged)
 	}
 
 	if open {

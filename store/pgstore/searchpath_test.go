@@ -238,11 +238,11 @@ func TestSearchPath(t *testing.T) {
 			}
 			config.MaxConns = 4
 			var mu sync.Mutex
-			heard := map[string]int{}
+			warnings := map[string]int{}
 			config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 				mu.Lock()
 				defer mu.Unlock()
-				heard[n.Message]++
+				warnings[n.Message]++
 			}
 			config.ConnConfig.OnPgError = func(_ *pgconn.PgConn, e *pgconn.PgError) bool {
 				mu.Lock()
@@ -250,7 +250,7 @@ func TestSearchPath(t *testing.T) {
 				switch e.Code {
 				case "CV001", "55P03", "57014": // conflicts, and the timeouts of a slow machine
 				default:
-					heard[e.Message]++
+					warnings[e.Message]++
 				}
 				return true
 			}
@@ -279,7 +279,7 @@ func TestSearchPath(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			for message, n := range heard {
+			for message, n := range warnings {
 				t.Errorf("%d times: %s", n, message)
 			}
 			var missed []string

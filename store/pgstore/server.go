@@ -98,7 +98,7 @@ func (s *server) checkTimeline(ctx context.Context, conn *pgx.Conn) error {
 func (s *server) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPause)
 	defer ticker.Stop()
-	for told := false; ; {
+	for warned := false; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -109,13 +109,13 @@ func (s *server) watch(ctx context.Context) {
 		case err != nil && !unfit(err):
 			// Reads and writes report it.
 		case err == nil && off <= clockOff:
-			told = false
-		case told:
+			warned = false
+		case warned:
 		case err != nil:
-			told = true
-			s.log.Error("PostgreSQL is not used any more", "error", plain(err))
+			warned = true
+			s.log.Error("PostgreSQL is no longer used", "error", plain(err))
 		default:
-			told = true
+			warned = true
 			s.log.Error("the clocks of PostgreSQL and of this machine differ", "by", off)
 		}
 	}

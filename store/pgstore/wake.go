@@ -36,14 +36,14 @@ type notifier struct {
 // wait calls wake for due records of other processes until ctx ends. It listens on
 // a connection of its own, and makes another one when that is lost.
 func (n *notifier) wait(ctx context.Context, wake func(store.Kind)) {
-	for told := false; ; {
+	for warned := false; ; {
 		err := n.listen(ctx, wake)
 		if ctx.Err() != nil {
 			return
 		}
-		if !told {
-			told = true
-			n.log.Warn("the connection that listens is lost and will be made again", "error", plain(err))
+		if !warned {
+			warned = true
+			n.log.Warn("the listening connection is lost and will be reopened", "error", plain(err))
 		}
 		select {
 		case <-ctx.Done():
@@ -78,7 +78,7 @@ func (n *notifier) listen(ctx context.Context, wake func(store.Kind)) error {
 	wake(0) // for notifications that were missed
 	for {
 		wait, cancel := context.WithTimeout(ctx, listenCheck)
-		heard, err := conn.WaitForNotification(wait)
+		notification, err := conn.WaitForNotification(wait)
 		silent := wait.Err() != nil && ctx.Err() == nil
 		cancel()
 		if silent {
@@ -93,7 +93,7 @@ func (n *notifier) listen(ctx context.Context, wake func(store.Kind)) error {
 		if err != nil {
 			return err
 		}
-		n.pass(heard.Payload, wake)
+		n.pass(notification.Payload, wake)
 	}
 }
 

@@ -36,7 +36,7 @@ func Canary(t testing.TB, s store.Store, forbidden ...[]byte) store.Store {
 	}
 	t.Cleanup(func() {
 		if c.puts.Load() == 0 {
-			t.Error("nothing was put into the store, so nothing is proved")
+			t.Error("nothing was put into the store: the test proves nothing")
 		}
 	})
 	return c

@@ -49,24 +49,24 @@ type codeRule struct {
 }
 
 var codeRules = []codeRule{
-	{"RoundTrip", "What is put is returned as it is, any number of times. Sealed codes are arbitrary bytes.", roundTripOfCodes},
-	{"TooLong", "More than MaxCode bytes are refused, without a change and without a word about them: bounds on memory are bounds.", tooLong},
+	{"RoundTrip", "A value is returned exactly as it was put, any number of times. Sealed codes are arbitrary bytes.", roundTripOfCodes},
+	{"TooLong", "More than MaxCode bytes are refused, without a change and without showing them: memory must stay bounded.", tooLong},
 	{"Absent", "An absent value is ErrNotFound and never an empty one: the vault then says that it has no code.", absent},
-	{"Overwrite", "Put replaces what was there: a shopper who enters a code again means the new one.", overwrite},
+	{"Overwrite", "Put replaces the old value: a shopper who enters a code again means the new one.", overwrite},
 	{"IDsApart", "Ids are compared in all their bits: a code must never go out with another card.", idsApart},
-	{"Delete", "Delete erases, also what is not there.", deleteCodes},
-	{"DeleteRace", "Once Delete has returned, no call that begins later gets the value: the vault then says that it is gone.", deleteRace},
-	{"Expiry", "From the instant its time is over a value is not returned, however often it was read: PCI DSS lets nobody keep it.", expiry},
-	{"TTLOfEach", "Each value has a time of its own.", ttlOfEach},
-	{"TTLZero", "With a ttl of zero or less Put only erases what was there: its time is over already.", ttlZero},
-	{"TTLExtremes", "Every other ttl is good, from a nanosecond to centuries.", ttlExtremes},
-	{"OldTime", "The time of a value ends with it: it does not erase what came in its place.", oldTime},
-	{"Slices", "The cache neither keeps nor changes slices it is given, and what it returns is the caller's: either may be cleared at once.", slicesApart},
-	{"Concurrent", "Calls at a time do not disturb each other.", concurrent},
-	{"SameID", "Of values put under one id at a time one stays, whole.", sameID},
+	{"Delete", "Delete erases, and also succeeds for an absent value.", deleteCodes},
+	{"DeleteRace", "Once Delete has returned, no call that begins later returns the value: the vault then reports it as erased.", deleteRace},
+	{"Expiry", "From the instant of its expiry a value is not returned, however often it was read: PCI DSS forbids keeping it.", expiry},
+	{"TTLOfEach", "Each value has a ttl of its own.", ttlOfEach},
+	{"TTLZero", "With a ttl of zero or less Put only erases the old value: the new one has already expired.", ttlZero},
+	{"TTLExtremes", "Every other ttl works, from a nanosecond to centuries.", ttlExtremes},
+	{"OldTime", "The ttl of a value ends with it: it does not erase the value that replaced it.", oldTime},
+	{"Slices", "The cache neither keeps nor changes slices it is given, and returned slices belong to the caller: either may be cleared at once.", slicesApart},
+	{"Concurrent", "Concurrent calls do not disturb each other.", concurrent},
+	{"SameID", "When values are put under one id concurrently, one of them stays, whole.", sameID},
 	{"EndedContext", "A call whose context has ended returns its error and changes nothing.", endedContext},
 	{"Closed", "After Close every call returns ErrClosed; closing again returns nil.", codesClosed},
-	{"CloseAmidCalls", "A call amid Close works or returns ErrClosed, and returns.", closeAmidCodes},
+	{"CloseAmidCalls", "A call during Close works or returns ErrClosed, and never hangs.", closeAmidCodes},
 }
 
 const (
@@ -261,7 +261,7 @@ func deleteRace(t testing.TB, c store.CodeCache) {
 			return same(got, err, value)
 		})
 
-		lacksCode(t, c, "deleted amid other calls", idOf(n))
+		lacksCode(t, c, "deleted during other calls", idOf(n))
 	}
 }
 
@@ -353,7 +353,7 @@ func oldTime(t testing.TB, c store.CodeCache) {
 
 	over(brief)
 	for n, way := range ways {
-		holdsCode(t, c, "put in place of a value that was "+way.what, idOf(n), []byte("new"))
+		holdsCode(t, c, "put in place of a value that had been "+way.what, idOf(n), []byte("new"))
 	}
 }
 
@@ -536,7 +536,7 @@ func closeAmidCodes(t testing.TB, c store.CodeCache) {
 				case after:
 					return fmt.Errorf("%s once Close has returned = %w, want %w", what, err, store.ErrClosed)
 				case err != nil && !errors.Is(err, store.ErrNotFound):
-					return fmt.Errorf("%s amid Close: %w", what, err)
+					return fmt.Errorf("%s during Close: %w", what, err)
 				}
 			}
 		}

@@ -90,8 +90,8 @@ func (m *codeMutant) under(edit func(id uuid.UUID) uuid.UUID) {
 	m.delete = func(ctx context.Context, id uuid.UUID) error { return m.CodeCache.Delete(ctx, edit(id)) }
 }
 
-// deafTo makes the chosen calls ignore their context's end.
-func (m *codeMutant) deafTo(put, get, delete bool) {
+// ignoresContext makes the chosen calls ignore their context's end.
+func (m *codeMutant) ignoresContext(put, get, delete bool) {
 	if put {
 		m.put = func(ctx context.Context, id uuid.UUID, value []byte, ttl time.Duration) error {
 			return m.CodeCache.Put(context.WithoutCancel(ctx), id, value, ttl)
@@ -442,9 +442,9 @@ var codeMutants = []struct {
 			return m.CodeCache.Put(ctx, id, value, ttl)
 		}
 	}},
-	{"Put ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(true, false, false) }},
-	{"Get ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, true, false) }},
-	{"Delete ignores ctx", "EndedContext", func(m *codeMutant) { m.deafTo(false, false, true) }},
+	{"Put ignores ctx", "EndedContext", func(m *codeMutant) { m.ignoresContext(true, false, false) }},
+	{"Get ignores ctx", "EndedContext", func(m *codeMutant) { m.ignoresContext(false, true, false) }},
+	{"Delete ignores ctx", "EndedContext", func(m *codeMutant) { m.ignoresContext(false, false, true) }},
 	{"an error of ctx hides an erasure", "EndedContext", func(m *codeMutant) {
 		m.delete = func(ctx context.Context, id uuid.UUID) error {
 			return errors.Join(m.CodeCache.Delete(context.WithoutCancel(ctx), id), ctx.Err())

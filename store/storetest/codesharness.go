@@ -22,7 +22,7 @@ type CodesHarness struct {
 	// server, and returns c or another cache there. No value may survive.
 	Reopen func(t testing.TB, c store.CodeCache) (store.CodeCache, error)
 
-	// Second opens the cache that c is, as another process does that shares it.
+	// Second opens the cache of c, like another process that shares it.
 	Second func(t testing.TB, c store.CodeCache) (store.CodeCache, error)
 
 	// Fault keeps c from its values until mend is called, such as by stopping a server.
@@ -31,11 +31,11 @@ type CodesHarness struct {
 
 var codesHarnessRules = []harnessRule[*codesStand]{{
 	"Reopened", "Reopen",
-	"Nothing is left of a value when what had it in memory has ended: PCI DSS lets nobody store it, and a disk is a store.",
+	"No value survives the process that held it in memory: PCI DSS forbids storing it, and a disk is storage.",
 	codesReopened,
 }, {
 	"Second", "Second",
-	"What one process puts, replaces or deletes is so for all at once: a code that one has consumed is gone for the others.",
+	"A Put or Delete of one process takes effect for all at once: a code that one has consumed is gone for the others.",
 	codesSecond,
 }, {
 	"SecondCloses", "Second",
@@ -43,7 +43,7 @@ var codesHarnessRules = []harnessRule[*codesStand]{{
 	codesSecondCloses,
 }, {
 	"Unreachable", "Fault",
-	"A cache that cannot be reached says so, in time. Called absent, a code that is there would be asked for again; called deleted, it would come back.",
+	"An unreachable cache returns an error, in time. A code reported as absent would be asked for again; a code reported as deleted would come back.",
 	codesUnreachable,
 }}
 

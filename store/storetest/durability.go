@@ -20,23 +20,24 @@ import (
 
 var durabilityRules = []harnessRule[*stand]{{
 	"Reopened", "Reopen",
-	`What Update has acknowledged is there when the store is closed and opened again, with all
-by which it is found. What was deleted is not. A vault that is started again has no other copy.`,
+	`Records that Update has acknowledged exist after the store is closed and opened again, with
+everything by which they are found. Deleted records do not. A restarted vault has no other
+copy.`,
 	reopened,
 }, {
 	"CloseKeeps", "Reopen",
-	`What was acknowledged while Close came is there afterwards, and a call that got ErrClosed has
-written nothing: its caller does it again.`,
+	`Writes acknowledged during Close exist afterwards. A call that returned ErrClosed has written
+nothing: its caller repeats it.`,
 	closeKeeps,
 }, {
 	"Killed", "Place",
-	`What Update has acknowledged to a process is there when that process is killed at any
-instant. It is in the hands of the system or the server then, not in a buffer of the process.`,
+	`Writes that Update has acknowledged to a process survive a kill of that process at any
+instant. By then the system or the server has them, not a buffer of the process.`,
 	killed,
 }, {
 	"PowerCut", "Crash",
-	`When Update returns nil its writes are durable: a loss of power takes nothing that was
-acknowledged and brings back nothing that was deleted. A vault acknowledges cards by it.`,
+	`When Update returns nil its writes are durable: a power loss takes no acknowledged record and
+brings back no deleted one. A vault relies on this when it acknowledges cards.`,
 	powerCut,
 }}
 
@@ -174,7 +175,7 @@ func Child(open func(place string) (store.Store, error)) {
 	if err = errors.Join(err, numberErr); err == nil {
 		err = work(n, place, open)
 	}
-	fmt.Fprintln(os.Stderr, "storetest: the process to be killed:", err)
+	fmt.Fprintln(os.Stderr, "storetest: the process that was to be killed:", err)
 	os.Exit(1)
 }
 
@@ -279,7 +280,7 @@ func (s *stand) killAfter(steps, from int, place string, states map[int]string) 
 	}
 
 	if err := cmd.Wait(); err == nil || !ended {
-		s.Fatalf("the process to be killed has ended by itself (%v): does TestMain call storetest.Child?", err)
+		s.Fatalf("the process that was to be killed has ended by itself (%v): does TestMain call storetest.Child?", err)
 	}
 	return from + childWorkers - from%childWorkers + 8*childWorkers // past the records that were not acknowledged
 }

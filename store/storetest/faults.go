@@ -10,18 +10,18 @@ import (
 
 var faultRules = []harnessRule[*stand]{{
 	"Full", "Fault",
-	`An Update for which there is no room returns ErrFull, and has left no trace unless it also
-returns ErrOutcomeUnknown. Reads and deletions go on: a full vault still forgets what has lapsed.`,
+	`An Update without enough room returns ErrFull, and leaves no trace unless it also returns
+ErrOutcomeUnknown. Reads and deletions continue: a full vault still erases expired cards.`,
 	fullStore,
 }, {
 	"OutcomeUnknown", "Fault",
-	`An Update that cannot find out whether its write is durable returns ErrOutcomeUnknown. Its
-writes are there together or not at all, once the store works again.`,
+	`An Update that cannot find out whether its writes are durable returns ErrOutcomeUnknown. Once
+the store works again, all of its writes exist, or none.`,
 	outcomeUnknown,
 }, {
 	"Damaged", "Fault",
-	`A record that cannot be read is ErrDamaged, which is neither an absent record nor an empty
-one, and hides no other: a card beside it is found, listed and erased in time.`,
+	`An unreadable record is ErrDamaged, which differs from an absent and from an empty record. It
+hides no other record: other cards are found, listed and erased in time.`,
 	damagedRecord,
 }}
 

@@ -18,26 +18,26 @@ type Harness struct {
 	// use its Cleanup.
 	Open func(t testing.TB) store.Store
 
-	// Reopen opens what s has kept, after s was closed or the process that had it open was
-	// killed. If nil, the store keeps nothing, as one in memory, and the suite does not prove
-	// that it is durable.
+	// Reopen opens s again, after s was closed or the process that had it open was killed. If
+	// nil, the store keeps nothing, as one in memory, and the suite does not prove that it is
+	// durable.
 	Reopen func(t testing.TB, s store.Store) (store.Store, error)
 
-	// Second opens what s keeps while s is open, as another process does. A store for one
-	// process returns store.ErrLocked.
+	// Second opens the records of s while s is open, as another process would. A store for
+	// one process returns store.ErrLocked.
 	Second func(t testing.TB, s store.Store) (store.Store, error)
 
-	// Crash opens what a loss of power leaves of s, which is open and idle. For a store on
-	// files see [AfterPowerCut].
+	// Crash opens s as a power loss would leave it. Until then s is open and idle. For a
+	// store on files see [AfterPowerCut].
 	Crash func(t testing.TB, s store.Store) (store.Store, error)
 
-	// Place names what s keeps to another process, such as the path of its file. The suite
-	// kills a process that writes there. It is the test binary, started anew, whose TestMain
-	// has to call [Child]. Reopen is needed, too.
+	// Place returns the place of s for another process, such as the path of its file. The
+	// suite kills a process that writes there. That is the test binary, started again, whose
+	// TestMain must call [Child]. Reopen is needed too.
 	Place func(s store.Store) string
 
-	// Fault brings a fault upon s, until mend is called. mend is nil if the harness cannot
-	// cause a fault of that kind.
+	// Fault makes s fail until mend is called. mend is nil if the harness cannot cause a
+	// fault of that kind.
 	Fault func(t testing.TB, s store.Store, f Fault) (mend func())
 }
 
@@ -57,7 +57,7 @@ const (
 	DamagedRecord
 )
 
-// A Fault is what Harness.Fault is asked for.
+// A Fault is the failure that Harness.Fault must cause.
 type Fault struct {
 	Kind   FaultKind
 	Record store.Key // of DamagedRecord

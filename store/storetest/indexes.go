@@ -14,34 +14,34 @@ import (
 
 var indexRules = []rule{{
 	"Lookup",
-	`Lookup returns at most limit records of a kind that have the hash, whole and in the order
-of their ids. Several records may share a hash.`,
+	`Lookup returns at most limit records of a kind with the hash, complete and in the order of
+their ids. Several records may share a hash.`,
 	lookup,
 }, {
 	"LookupChange",
-	`A record is found by the hashes of its last write and by no other, and not once deleted.
-A stale hash finds the wrong card.`,
+	`A record is found by the hashes of its last write and by no others, and not after its
+deletion. A stale hash finds the wrong card.`,
 	lookupChange,
 }, {
 	"LookupOfSimilar",
-	`Hashes are bytes of any length. None is taken for another because it begins alike, or
-because hash and id together read alike.`,
+	`Hashes are bytes of any length. A hash is never mistaken for another with the same beginning,
+or because hash and id look alike when joined.`,
 	lookupOfSimilar,
 }, {
 	"Due",
 	`Due returns at most limit records of a kind with a Due at or before until, in the order of
-Due; Next returns the earliest. Expiry and every retry wait for these.`,
+Due; Next returns the earliest Due. Expiry and all retries depend on these.`,
 	dueOrder,
 }, {
 	"DueChange",
-	`A record is due as of its last write. Work done must not come again, and work put off must
-not be lost.`,
+	`A record is due as of its last write. Finished work must not come back, and postponed work
+must not be lost.`,
 	dueChange,
 }, {
 	"DueByShard",
-	`Due and Next look at the shards of a set alone, in the order of Due over all of them, and a
-limit counts nothing of other shards. Processes divide the work by shards: each must see its
-own whatever the others have to do.`,
+	`Due and Next look only at the given shards, in the order of Due across all of them. Records of
+other shards do not use up the limit. Processes divide the work by shards, and each must see
+its own work whatever the others have to do.`,
 	dueByShard,
 }, {
 	"DueEver",
@@ -49,8 +49,8 @@ own whatever the others have to do.`,
 	dueEver,
 }, {
 	"DueMicroseconds",
-	`Times count in whole microseconds: what is finer is cut off, never rounded up, from what is
-stored as from what is asked. A record that is due too early, by however little, expired early.`,
+	`Times are in whole microseconds: finer parts are cut off, never rounded up, both in stored
+times and in queries. A record that is due too early, by however little, expired early.`,
 	dueMicroseconds,
 }}
 

@@ -13,43 +13,43 @@ import (
 
 var isolationRules = []rule{{
 	"Snapshot",
-	`A View reads one consistent state: what Updates keep equal it never sees unequal, between
-records, between a page and its total, or between two reads.`,
+	`A View reads one consistent state: values that Updates keep equal are never seen unequal,
+between records, between a page and its total, or between two reads.`,
 	snapshot,
 }, {
 	"LostUpdate",
-	`An fn that reads, computes and puts needs no guard of its own: whatever runs at the same
-time, no write is lost and none conflicts.`,
+	`An fn that reads, computes and puts needs no guard of its own: whatever runs at the same time,
+no write is lost and none conflicts.`,
 	lostUpdate,
 }, {
 	"CompareAndSwap",
-	`Of those that read one version outside and put the next, one wins and the others get
-ErrConflict. Sealed data are changed in this way.`,
+	`When several writers read a version outside and put the next one, one of them wins and the
+others get ErrConflict. Sealed data is changed in this way.`,
 	compareAndSwap,
 }, {
 	"WriteSkew",
-	`Updates are serializable, which is more than a snapshot: two that read the same records
-and write different ones cannot both decide by what the other changes.`,
+	`Updates are serializable, which is more than snapshot isolation: two Updates that read the
+same records and write different ones cannot both rely on records that the other changes.`,
 	writeSkew,
 }, {
 	"Phantom",
-	`Serializable also covers what is not there: of those that find no record by a hash, or a
-list below its limit, and add one, only as many succeed as one after the other would.`,
+	`Serializable also covers absent records. When several Updates find no record with a hash, or a
+list below its limit, and add a record, only as many succeed as in sequence.`,
 	phantom,
 }, {
 	"PhantomChild",
-	`Children and Scan are reads like any other: of those that find less than a limit and add
-one, only as many succeed as one after the other would.`,
+	`Children and Scan are reads like any other. When several Updates find less than a limit and
+add a record, only as many succeed as in sequence.`,
 	phantomChild,
 }, {
 	"ChildOrParent",
-	`A parent that is deleted because it has no children, and a child that is put because it has
-a parent, are never both.`,
+	`One Update deletes a parent because it has no children, and another puts a child because the
+parent exists: both never succeed.`,
 	childOrParent,
 }, {
 	"FirstOne",
-	`Of those that find the store empty and put a record, one succeeds. Two keys of one vault would
-each be wrong for half of its cards.`,
+	`When several Updates find the store empty and put a record, only one succeeds. Two keys of one
+vault would each be wrong for half of its cards.`,
 	firstOne,
 }}
 

@@ -15,13 +15,13 @@ import (
 
 var listRules = []rule{{
 	"Listed",
-	`A record with a class is in one list: that of its parent if it has one, else that of its
-account. A list that shows what belongs to another account is a breach.`,
+	`A record with a class is in exactly one list: its parent's if it has a parent, else its
+account's. A list that shows records of another account is a breach.`,
 	listed,
 }, {
 	"ClassChange",
-	`A record is listed under the class of its last write, and under none if that is zero.
-Statuses are classes: a token must not be counted under its status of yesterday.`,
+	`A record is listed under the class of its last write, and in no list if that is zero. Statuses
+are classes: a token must not be counted under an old status.`,
 	classChange,
 }, {
 	"Classes",
@@ -29,13 +29,13 @@ Statuses are classes: a token must not be counted under its status of yesterday.
 	classes,
 }, {
 	"Range",
-	`Min and Max are bounds of ID, both inclusive; a zero Max is no bound. Filters by date become
-such bounds, and a bound that is off by one hides a record.`,
+	`Min and Max are bounds of ID, both inclusive; a zero Max is no bound. Date filters become
+bounds, and a bound that is off by one hides a record.`,
 	idRange,
 }, {
 	"Order",
-	`A list is ordered by ID, bytewise and so without a sign, in either direction, in whatever
-order the records were put.`,
+	`A list is ordered by ID, by unsigned bytes, in either direction, in whatever order the records
+were put.`,
 	order,
 }, {
 	"Pages",
@@ -43,17 +43,17 @@ order the records were put.`,
 	pages,
 }, {
 	"Totals",
-	`With Count, Total is all that the query selects whatever Offset and Limit; without it 0.
-Clients compute their number of pages from it.`,
+	`With Count, Total is the number of all selected records, whatever Offset and Limit are;
+without Count it is 0. Clients compute the number of pages from it.`,
 	totals,
 }, {
 	"Live",
-	`Live leaves out records whose Due is set and not after it, exactly to the microsecond, from
-pages at any offset and from totals. An expired card must not be seen, nor leave a hole.`,
+	`Live omits records whose Due is set and not after it, exactly to the microsecond, from pages
+at any offset and from totals. An expired card must neither be seen nor leave a gap.`,
 	live,
 }, {
 	"WithoutSecret",
-	`Listed records have every field but Secret. Listing must not carry card data about.`,
+	`Listed records have every field except Secret. Lists must not carry card data around.`,
 	withoutSecret,
 }, {
 	"ListByHash",
@@ -65,8 +65,8 @@ conditions.`,
 var sharedRules = []rule{{
 	"Shared",
 	`A list by a hash that more than MaxShared records of the kind share is ErrTooMany, whatever
-else the query asks for; up to that many it is exact. One account must not be able to make
-lists that keep the store busy for everybody.`,
+the rest of the query; up to that number the list is exact. One account must not be able to
+create lists that keep the store busy for all.`,
 	shared,
 }}
 

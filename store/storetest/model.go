@@ -20,8 +20,8 @@ import (
 
 var modelRules = []rule{{
 	"Model",
-	`After any writes, thousands of records in one list and all kinds of answers are what a
-model gives that only knows how to walk through all records.`,
+	`After any writes, with thousands of records in one list, all kinds of answers equal those of a
+model that simply walks through all records.`,
 	modelled,
 }}
 

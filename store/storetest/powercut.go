@@ -27,7 +27,7 @@ import (
 func AfterPowerCut(t testing.TB, dir string) string {
 	t.Helper()
 	if err := tells(dir); err != nil {
-		t.Skipf("What is synced cannot be found out here: %v", err)
+		t.Skipf("Synced data cannot be determined here: %v", err)
 	}
 
 	left := t.TempDir()
@@ -50,7 +50,7 @@ func AfterPowerCut(t testing.TB, dir string) string {
 		return nil
 	})
 	if err != nil {
-		t.Fatalf("copying what is synced: %v", err)
+		t.Fatalf("copying the synced data: %v", err)
 	}
 	return left
 }
@@ -86,7 +86,7 @@ func tells(dir string) (err error) {
 			return nil
 		}
 	}
-	return errors.New("the file system keeps no account of it")
+	return errors.New("the file system does not report it")
 }
 
 // copySynced copies only the synced part of a file.

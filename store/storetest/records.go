@@ -15,34 +15,34 @@ import (
 
 var recordRules = []rule{{
 	"RoundTrip",
-	`Get returns every field of a record as it was put. The vault binds all of them to its
-ciphertexts, so a record that comes back changed in one bit can never be opened again.`,
+	`Get returns every field of a record exactly as it was put. The vault binds all of them to its
+ciphertexts, so a record with a single changed bit can never be opened again.`,
 	roundTrip,
 }, {
 	"NotFound",
-	`Get returns ErrNotFound for an absent record, and ids are unique within a kind only:
-a token and its session may share one.`,
+	`Get returns ErrNotFound for an absent record, and ids are unique only within a kind: a token
+and its session may have the same id.`,
 	notFound,
 }, {
 	"Versions",
-	`Put carries 1 for a new record, else one more than the stored version; otherwise Update
-returns ErrConflict. This is all that keeps two writers from undoing each other's work.`,
+	`Put carries version 1 for a new record, else one more than the stored version; otherwise
+Update returns ErrConflict. Only this keeps two writers from undoing each other's work.`,
 	versions,
 }, {
 	"WritesInOrder",
-	`The writes of an Update are applied in their order: a record may be put, deleted and put
-again in one Update, each Put being checked against what the writes before it left.`,
+	`The writes of an Update are applied in order: a record may be put, deleted and put again in
+one Update, and each Put is checked against the result of the writes before it.`,
 	writesInOrder,
 }, {
 	"Invalid",
 	`Update returns ErrInvalid for a record that breaks a rule of Record. Kind, ID, Account and
-Parent never change, and sizes are bounded alike in every backend, so that a vault that
-works on one works on another.`,
+Parent never change. All backends have the same size limits, so that a vault that works on one
+works on another.`,
 	invalid,
 }, {
 	"AllOrNone",
-	`Update applies its writes, all or none. A token that was stored without the job, event or
-index row that belongs to it would be lost to the vault.`,
+	`Update applies all of its writes or none. A token stored without its job, event or index row
+would be lost to the vault.`,
 	allOrNone,
 }, {
 	"DeleteAbsent",
@@ -50,23 +50,24 @@ index row that belongs to it would be lost to the vault.`,
 	deleteAbsent,
 }, {
 	"Delete",
-	`Deleting a record removes it with all by which it could be found, and nothing else: its
-children and theirs stay in their lists, lookups, due times and totals. A deletion that took
-them would cost what an attacker has made of it.`,
+	`Deleting a record removes it, with everything by which it could be found, and nothing else:
+its children and their children stay in their lists, lookups, due times and totals. Otherwise
+an attacker could make a deletion as expensive as he likes.`,
 	deletes,
 }, {
 	"DeleteWithinUpdate",
-	`A deletion also leaves the children that were put in the same Update, before it or after it.`,
+	`A deletion also leaves children that were put in the same Update, before or after it.`,
 	deleteWithinUpdate,
 }, {
 	"DeleteOfSharedID",
-	`A deletion takes the record of its kind alone, not those of other kinds with the same id,
-and nothing that has itself or a child of its own as parent.`,
+	`A deletion removes only the record of its kind. Records of other kinds with the same id stay,
+and so do its children, even if a record is its own parent or the child of its own child.`,
 	deleteOfSharedID,
 }, {
 	"Orphans",
-	`A child needs no parent: it can be put, changed, listed and deleted like any other where
-there never was one. A Put that waited for a deletion of its parent must not fail the vault.`,
+	`A child needs no parent: it can be put, changed, listed and deleted like any other record even
+if its parent never existed. A Put that waited for the deletion of its parent must not fail
+the vault.`,
 	orphans,
 }, {
 	"PutKeepsNothing",
@@ -75,7 +76,7 @@ wipes and reuses its buffers.`,
 	putKeepsNothing,
 }, {
 	"ReadsAreCopies",
-	`Records that a ReadTx returns belong to the caller and stay valid after the transaction,
+	`Records returned by a ReadTx belong to the caller and stay valid after the transaction,
 whatever is written, changed or unmapped later. Callers open and wipe them outside.`,
 	readsAreCopies,
 }}
@@ -345,7 +346,7 @@ func deleteWithinUpdate(t testing.TB, s store.Store) {
 	holds(t, s, row(1, shown("again")), row(2, ofParent(idOf(1))), row(3, ofParent(idOf(1))), row(4, ofParent(idOf(3)), ofKind(kindB)))
 	lacks(t, s, row(5))
 	lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1)}, 2, 3, 7)
-	lists(t, s, "children of what was put and deleted", store.Query{Kind: kindA, Parent: idOf(5)}, 6, 8)
+	lists(t, s, "children of a record that was put and deleted", store.Query{Kind: kindA, Parent: idOf(5)}, 6, 8)
 
 	rewrite := func(tx store.Tx) error {
 		tx.Delete(kindA, idOf(1))
@@ -390,7 +391,7 @@ func orphans(t testing.TB, s store.Store) {
 	orphan := row(2, ofParent(idOf(1)), hashes("h"), due(at))
 	put(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
 	holds(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
-	lists(t, s, "list of a parent that never was", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
+	lists(t, s, "list of a parent that never existed", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
 	found(t, s, kindA, "h", 9, 2)
 	overdue(t, s, kindA, at, 9, 2)
 	childrenAre(t, s, idOf(1), 9, orphan)

@@ -15,20 +15,20 @@ import (
 
 var scanRules = []rule{{
 	"Scan",
-	`Scan returns at most limit records of a kind whose ids come after an id, whole and in the
-order of their ids, whatever their account, parent and class. What looks after all records of
-a kind must not miss those in no list.`,
+	`Scan returns at most limit records of a kind whose ids come after an id, complete and in the
+order of their ids, whatever their account, parent and class. A walk through all records of a
+kind must not miss records outside lists.`,
 	scanned,
 }, {
 	"ScanPages",
-	`Scans that each begin after the last id of the one before see every record of the kind
-once, whatever is put or deleted elsewhere meanwhile.`,
+	`Scans that each begin after the last id of the previous one see every record of the kind once,
+whatever is put or deleted elsewhere meanwhile.`,
 	scanPages,
 }, {
 	"Children",
 	`Children returns the keys of at most limit records whose Parent is the id, of every kind, in
-the order of their kinds and ids, whatever their account and class, and whether or not there
-is a parent. What a deletion leaves behind is found by this alone.`,
+the order of their kinds and ids, whatever their account and class. The parent need not exist.
+Only Children finds the records that a deletion leaves behind.`,
 	children,
 }, {
 	"ChildrenOfMany",
@@ -36,8 +36,8 @@ is a parent. What a deletion leaves behind is found by this alone.`,
 	childrenOfMany,
 }, {
 	"Empty",
-	`Empty reports whether the store holds no record of any kind. A vault makes its keys in an
-empty store only.`,
+	`Empty reports whether the store holds no record of any kind. A vault makes its keys only in an
+empty store.`,
 	empty,
 }, {
 	"ScanSeesTheStateBefore",

@@ -11,17 +11,17 @@ import (
 
 var secondRules = []harnessRule[*stand]{{
 	"Second", "Second",
-	`A store that another process has open is ErrLocked, and the first is not disturbed. Or both
-see at once what either has written: a client asks one replica after another.`,
+	`A store that another process has open is ErrLocked, and the first process is not disturbed.
+Alternatively both see each other's writes at once: a client asks one replica after another.`,
 	secondSees,
 }, {
 	"SecondConflicts", "Second",
-	`Of several processes that change a record or claim what is due, one at a time succeeds. Two
-that did a job at once would tell a receiver twice, or charge twice.`,
+	`When several processes change a record or claim due work, one succeeds at a time. If two did a
+job at once, a receiver would be notified twice, or a card charged twice.`,
 	secondConflicts,
 }, {
 	"SecondCloses", "Second",
-	`When one process closes the store, the others go on.`,
+	`When one process closes the store, the others continue.`,
 	secondCloses,
 }}
 

@@ -8,9 +8,9 @@ import (
 )
 
 // Twice returns a store that keeps its records in s and runs the fn of every View and
-// Update twice, as any backend may: first for nothing, then for good. The tests
-// of a vault pass on it only if no fn has an effect but its writes and what its last
-// run leaves. Other Updates may come between the two runs. Closing it closes s.
+// Update twice, as any backend may: first for nothing, then for good. The tests of a vault
+// pass on it only if no fn has an effect except its writes and the results of its last run.
+// Other Updates may come between the two runs. Closing it closes s.
 func Twice(s store.Store) store.Store { return twice{s} }
 
 type twice struct{ store.Store }

@@ -15,18 +15,18 @@ import (
 
 var updateRules = []rule{{
 	"ReadsSeeTheStateBefore",
-	`Reads in an Update do not see the writes of the same fn. Were they seen in one backend, a
-vault could come to rely on it and fail on another.`,
+	`Reads in an Update do not see the writes of the same fn. If one backend showed them, a vault
+could come to rely on that and fail on another.`,
 	readsSeeTheStateBefore,
 }, {
 	"ErrorOfFn",
-	`View and Update return the error of fn as it is, and an Update whose fn failed leaves no
+	`View and Update return the error of fn unchanged, and an Update whose fn failed leaves no
 trace. The vault's refusals travel this way.`,
 	errorOfFn,
 }, {
 	"PanicOfFn",
-	`An Update whose fn panics drops its writes and panics with that value in its caller. No
-lock stays behind: one bad request must not stop the vault.`,
+	`An Update whose fn panics drops its writes and panics with that value in its caller. No lock
+stays behind: one bad request must not stop the vault.`,
 	panicOfFn,
 }, {
 	"GoexitOfFn",
@@ -35,13 +35,13 @@ leaves no trace and no lock, and Update does not report success.`,
 	goexitOfFn,
 }, {
 	"FailingNeighbours",
-	`Updates that fail, in whatever way, do not disturb others at the same time, also when the
-backend commits several together.`,
+	`Updates that fail, in whatever way, do not disturb concurrent ones, even if the backend
+commits several together.`,
 	failingNeighbours,
 }, {
 	"VisibleAfterReturn",
-	`When Update returns nil its writes are visible to every later View, whoever calls it. A
-client that has its answer may ask at once, through another connection.`,
+	`When Update returns nil its writes are visible to every later View of any caller. A client
+that has its answer may ask at once, through another connection.`,
 	visibleAfterReturn,
 }, {
 	"Changes",
@@ -52,18 +52,18 @@ it returned before. An API key that was revoked must not be remembered.`,
 
 var contextRules = []rule{{
 	"CancelledBefore",
-	`An Update whose ctx is done before its turn returns the error of ctx, and an error of ctx
-means that nothing was written.`,
+	`An Update whose ctx ends before its turn returns the error of ctx, and an error of ctx means
+that nothing was written.`,
 	cancelledBefore,
 }, {
 	"CancelledInQueue",
-	`ctx counts while an Update waits for its turn, also among more callers than any queue
-holds. Those that stay get their turn.`,
+	`ctx is observed while an Update waits for its turn, even among more callers than any queue
+holds. Callers that keep waiting get their turn.`,
 	cancelledInQueue,
 }, {
 	"CancelledAfterStart",
-	`Once fn has started, Update waits for the outcome whatever becomes of ctx: a caller that
-was told of an error of ctx would do again what has been done.`,
+	`Once fn has started, Update waits for the outcome even if ctx ends: a caller that received an
+error of ctx would repeat finished work.`,
 	cancelledAfterStart,
 }}
 
@@ -73,12 +73,12 @@ var closeRules = []rule{{
 	closed,
 }, {
 	"CloseWaits",
-	`Close waits for running calls. Their outcome is reported as it is.`,
+	`Close waits for running calls, and their true outcome is reported.`,
 	closeWaits,
 }, {
 	"CloseAmidCalls",
-	`Close may be called at any time and more than once: each call at the same time either
-succeeds or returns ErrClosed.`,
+	`Close may be called at any time and more than once: each concurrent call either succeeds or
+returns ErrClosed.`,
 	closeAmidCalls,
 }}
 

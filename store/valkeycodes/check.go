@@ -37,7 +37,7 @@ func (c *checker) dial(ctx context.Context, addr string, dialer *net.Dialer, con
 	}
 	conn, err := c.connect(ctx, addr, dialer, config)
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return nil, unfit("the server's certificate is not to be trusted")
+		return nil, unfit("the server's certificate is not trusted")
 	}
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (c *checker) connect(ctx context.Context, addr string, dialer *net.Dialer, 
 
 func (c *checker) fits(ctx context.Context, conn net.Conn) error {
 	if !c.opts.AllowPlaintext && !c.private(conn) {
-		return unfit("a connection that leaves the host needs TLS, with a certificate that is verified")
+		return unfit("a connection that leaves the host needs TLS, with a verified certificate")
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(limit, c.opts.Patience))
 	defer cancel()
@@ -208,14 +208,14 @@ func (c *checker) trial() [][]string {
 // persists reads whether the server does.
 func (c *checker) persists(r *bufio.Reader) error {
 	for _, setting := range persistence {
-		value, told, err := configured(r)
+		value, known, err := configured(r)
 		switch {
 		case err != nil:
 			return err
 		case c.opts.AllowPersistence:
-		case !told && !c.opts.AllowUnchecked:
-			return unfit("the server does not tell whether it writes to disk (CONFIG GET " + setting.name + ")")
-		case told && value != setting.off:
+		case !known && !c.opts.AllowUnchecked:
+			return unfit("the server does not report whether it writes to disk (CONFIG GET " + setting.name + ")")
+		case known && value != setting.off:
 			return unfit("the server writes to disk: " + setting.name + " is set")
 		}
 	}
@@ -224,7 +224,7 @@ func (c *checker) persists(r *bufio.Reader) error {
 
 // remembers reads whether the server keeps commands that were slow.
 func (c *checker) remembers(r *bufio.Reader) error {
-	slower, told, err := configured(r)
+	slower, known, err := configured(r)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (c *checker) remembers(r *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	if told && !strings.HasPrefix(slower, "-") && length != "0" {
+	if known && !strings.HasPrefix(slower, "-") && length != "0" {
 		c.warned.Do(func() {
 			c.opts.Logger.Warn("the server may keep sealed security codes in its SLOWLOG: set slowlog-log-slower-than to -1")
 		})
@@ -241,7 +241,7 @@ func (c *checker) remembers(r *bufio.Reader) error {
 }
 
 // configured reads the answer to CONFIG GET of one setting, which the server may withhold.
-func configured(r *bufio.Reader) (value string, told bool, err error) {
+func configured(r *bufio.Reader) (value string, known bool, err error) {
 	words, err := readAnswer(r)
 	if no, _ := errors.AsType[refusal](err); no.lasts() {
 		return "", false, nil
@@ -340,7 +340,7 @@ func readAnswer(r *bufio.Reader) (words []string, err error) {
 func failure(head string) error {
 	switch kind := word(head); {
 	case kind == "NOAUTH", kind == "WRONGPASS", kind == "DENIED", strings.HasPrefix(head, "-ERR AUTH "): // no password is set
-		return unfit("the server does not let in: " + kind)
+		return unfit("the server refuses the login: " + kind)
 	case strings.HasPrefix(head, "-ERR unknown command"):
 		return unknown
 	default:

@@ -55,7 +55,7 @@ func TestPersistence(t *testing.T) {
 	}{
 		{"save", "3600 1 300 100", "save is set", "save is set"},
 		{"appendonly", "yes", "appendonly is set", "appendonly is set"},
-		{"rename-command", `CONFIG ""`, "does not tell", ""},
+		{"rename-command", `CONFIG ""`, "does not report", ""},
 		{"maxmemory", "100mb", "", ""},
 	} {
 		addr := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{test.setting: test.value}}).Addr()
@@ -121,7 +121,7 @@ func TestLogins(t *testing.T) {
 	for _, command := range commands {
 		want := "refuses " + strings.ToUpper(command) + ": NOPERM"
 		if command == "config|get" {
-			want = "does not tell"
+			want = "does not report"
 		}
 		opens(t, "a user without "+command, login("no-"+command, "secret"), nil, want)
 	}
@@ -173,7 +173,7 @@ func TestUnchecked(t *testing.T) {
 			}
 			write(client, b)
 		})
-		opens(t, refusal, at(addr), nil, "does not tell")
+		opens(t, refusal, at(addr), nil, "does not report")
 		opens(t, refusal+", AllowUnchecked", at(addr), &valkeycodes.Options{AllowUnchecked: true}, "")
 	}
 }
@@ -273,7 +273,7 @@ func TestAddresses(t *testing.T) {
 		"two servers": {InitAddress: []string{"127.0.0.1:1", "127.0.0.1:2"}},
 		"Sentinel":    {InitAddress: []string{"127.0.0.1:1"}, Sentinel: valkey.SentinelOption{MasterSet: "codes"}},
 	} {
-		opens(t, what, o, nil, "the address of one server")
+		opens(t, what, o, nil, "exactly one server address")
 	}
 }
 

@@ -158,7 +158,7 @@ func Open(ctx context.Context, o valkey.ClientOption, opts *Options) (*Cache, er
 	}
 	settings.Logger = cmp.Or(settings.Logger, slog.New(slog.DiscardHandler))
 	if len(o.InitAddress) != 1 || o.Sentinel.MasterSet != "" {
-		return nil, errors.New("valkeycodes: want the address of one server")
+		return nil, errors.New("valkeycodes: exactly one server address is required")
 	}
 
 	c := &Cache{

@@ -149,7 +149,7 @@ func TestLife(t *testing.T) {
 		}
 	}
 	use(hook)
-	var told []verified // the expected entries of the log
+	var expected []verified // the expected entries of the log
 	arrives := func(token, what, status string) verified {
 		t.Helper()
 		line := receiver.line(t)
@@ -164,10 +164,10 @@ func TestLife(t *testing.T) {
 	}
 	rises := func(v verified) {
 		t.Helper()
-		if n := len(told); n > 0 && v.Sequence <= told[n-1].Sequence || v.Sequence != float64(int64(v.Sequence)) {
-			t.Errorf("sequence %v after %v", v.Sequence, told)
+		if n := len(expected); n > 0 && v.Sequence <= expected[n-1].Sequence || v.Sequence != float64(int64(v.Sequence)) {
+			t.Errorf("sequence %v after %v", v.Sequence, expected)
 		}
-		told = append(told, v)
+		expected = append(expected, v)
 	}
 	if test := call("POST", path+"/test", ""); test["status_code"] != 204.0 {
 		t.Errorf("a test is answered %v", test)
@@ -197,10 +197,10 @@ func TestLife(t *testing.T) {
 	for end := time.Now().Add(patience); slices.ContainsFunc(log, pending) && time.Now().Before(end); log = entries() {
 		<-time.After(20 * time.Millisecond) // answers are stored a little later
 	}
-	if len(log) != len(told) {
-		t.Fatalf("the log has %d entries, want %d", len(log), len(told))
+	if len(log) != len(expected) {
+		t.Fatalf("the log has %d entries, want %d", len(log), len(expected))
 	}
-	for i, want := range told {
+	for i, want := range expected {
 		d, attempts := log[i].(map[string]any), 1.0
 		if i == 0 {
 			attempts = 2 // it was delivered again

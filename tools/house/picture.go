@@ -113,7 +113,7 @@ func (h house) checkPicture(dir string) error {
 	case !begun || !ended:
 		return errors.New(pictureFile + " has no picture of the house")
 	case have != h.picture():
-		return errors.New(pictureFile + " has a former picture of the house: make house PICTURE=1 draws it anew")
+		return errors.New(pictureFile + " has an outdated picture of the house: make house PICTURE=1 redraws it")
 	}
 	return nil
 }

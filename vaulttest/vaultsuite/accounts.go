@@ -90,7 +90,7 @@ func isolation(t *testing.T, s store.Store) {
 	opts := &cardvault.ImportOptions{BusinessKey: canary}
 	token, theirs := importCard(t, a, testCard(1), opts), importCard(t, b, testCard(1), opts)
 	if token.Fingerprint == theirs.Fingerprint {
-		t.Error("two accounts have one fingerprint for a number")
+		t.Error("two accounts have the same fingerprint for a number")
 	}
 
 	session := must(a.CreateSession(ctx, nil))(t)
@@ -175,23 +175,23 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 func noAccount(t *testing.T, v *cardvault.Vault, token uuid.UUID, session cardvault.SessionID) {
 	ctx := t.Context()
 
-	for what, nobody := range map[string]*cardvault.Vault{"unknown": v.In(uuid.New()), "no": v.In(uuid.Nil)} {
+	for what, handle := range map[string]*cardvault.Vault{"unknown": v.In(uuid.New()), "no": v.In(uuid.Nil)} {
 		for name, err := range map[string]error{
-			"Import":          errorOf(nobody.Import(ctx, testCard(1), nil)),
-			"CreateSession":   errorOf(nobody.CreateSession(ctx, nil)),
-			"Tokenize":        errorOf(nobody.Tokenize(ctx, session, testCard(1))),
-			"Get":             errorOf(nobody.Get(ctx, token)),
-			"Delete":          nobody.Delete(ctx, token),
-			"List":            errorOf(nobody.List(ctx, nil)),
-			"All":             errorOf(collect(ctx, nobody, nil)),
-			"Account":         errorOf(nobody.Account(ctx)),
-			"UpdateAccount":   errorOf(nobody.UpdateAccount(ctx, cardvault.AccountUpdate{})),
-			"CreateMerchant":  errorOf(nobody.CreateMerchant(ctx, canary, nil)),
-			"ListMerchants":   errorOf(nobody.ListMerchants(ctx, nil)),
-			"PrimaryMerchant": errorOf(nobody.PrimaryMerchant(ctx)),
-			"ListAPIKeys":     errorOf(nobody.ListAPIKeys(ctx, nil)),
+			"Import":          errorOf(handle.Import(ctx, testCard(1), nil)),
+			"CreateSession":   errorOf(handle.CreateSession(ctx, nil)),
+			"Tokenize":        errorOf(handle.Tokenize(ctx, session, testCard(1))),
+			"Get":             errorOf(handle.Get(ctx, token)),
+			"Delete":          handle.Delete(ctx, token),
+			"List":            errorOf(handle.List(ctx, nil)),
+			"All":             errorOf(collect(ctx, handle, nil)),
+			"Account":         errorOf(handle.Account(ctx)),
+			"UpdateAccount":   errorOf(handle.UpdateAccount(ctx, cardvault.AccountUpdate{})),
+			"CreateMerchant":  errorOf(handle.CreateMerchant(ctx, canary, nil)),
+			"ListMerchants":   errorOf(handle.ListMerchants(ctx, nil)),
+			"PrimaryMerchant": errorOf(handle.PrimaryMerchant(ctx)),
+			"ListAPIKeys":     errorOf(handle.ListAPIKeys(ctx, nil)),
 			"CreateAPIKey": func() error {
-				_, err := nobody.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+				_, err := handle.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 				return err
 			}(),
 		} {
@@ -221,7 +221,7 @@ func merchantSecrets(t *testing.T, s store.Store) {
 	rotate := func(at time.Time) {
 		secret := must(v.RotatePaymentSecret(ctx, shop.ID, &cardvault.PaymentSecretOptions{ActivateAt: at}))(t).Secret.Text()
 		if !base64url.MatchString(secret) || slices.Contains(secrets, secret) {
-			t.Errorf("secret of %d characters is not 43 of base64url, or was given before", len(secret))
+			t.Errorf("secret of %d characters is not 43 of base64url, or was issued before", len(secret))
 		}
 		secrets = append(secrets, secret)
 	}
@@ -253,9 +253,9 @@ func merchantSecrets(t *testing.T, s store.Store) {
 	rotate(time.Time{})
 	state("second rotation", -1, cardvault.SecretOverlap)
 	rotate(time.Now().Add(time.Hour))
-	state("one that waits is replaced", -1, time.Hour)
+	state("a waiting secret is replaced", -1, time.Hour)
 	rotate(time.Now().Add(-time.Hour))
-	state("from a time that is past", -1)
+	state("from a past time", -1)
 	if len(ids) != 4 {
 		t.Errorf("%d key ids for 4 secrets", len(ids))
 	}
@@ -448,7 +448,7 @@ func apiKeyChain(t *testing.T, s store.Store) {
 	keys := chain(t, v, spy, cardvault.MaxAPIKeyDepth)
 	last := keys[len(keys)-1]
 	_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: last.ID})
-	fails(t, "a key deeper than keys can be", err, cardvault.ErrAPIKeyDepth)
+	fails(t, "a key below the maximum depth", err, cardvault.ErrAPIKeyDepth)
 	_, err = v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: keys[len(keys)-2].ID})
 	noError(t, err)
 	for i, key := range keys {
@@ -484,9 +484,9 @@ func apiKeyChain(t *testing.T, s store.Store) {
 
 	// A row with other creators than its key is not a key.
 	for what, change := range map[string]func(*store.Record){
-		"no creator":           func(r *store.Record) { r.Lookup = r.Lookup[:1] },
-		"one creator less":     func(r *store.Record) { r.Lookup = slices.Delete(r.Lookup, 3, 4) },
-		"creators in disorder": func(r *store.Record) { r.Lookup[2], r.Lookup[3] = r.Lookup[3], r.Lookup[2] },
+		"no creator":                  func(r *store.Record) { r.Lookup = r.Lookup[:1] },
+		"one creator less":            func(r *store.Record) { r.Lookup = slices.Delete(r.Lookup, 3, 4) },
+		"creators in the wrong order": func(r *store.Record) { r.Lookup[2], r.Lookup[3] = r.Lookup[3], r.Lookup[2] },
 	} {
 		spoiled := last.row.Clone()
 		change(spoiled)
@@ -512,11 +512,11 @@ func deleteAPIKeyBy(t *testing.T, s store.Store) {
 		must(v.Authenticate(ctx, key.text))(t)
 	}
 
-	for name, by := range map[string]uuid.UUID{"nobody": uuid.Nil, "no key": uuid.New()} {
+	for name, by := range map[string]uuid.UUID{"no creator": uuid.Nil, "no key": uuid.New()} {
 		fails(t, name, v.DeleteAPIKeyBy(ctx, by, keys[1].ID), cardvault.ErrNotFound)
 	}
 
-	fails(t, "an id that is none", v.DeleteAPIKeyBy(ctx, keys[1].ID, uuid.New()), cardvault.ErrNotFound)
+	fails(t, "an invalid id", v.DeleteAPIKeyBy(ctx, keys[1].ID, uuid.New()), cardvault.ErrNotFound)
 
 	noError(t, v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID)) // descendants of its descendants
 	fails(t, "again", v.DeleteAPIKeyBy(ctx, keys[1].ID, keys[3].ID), cardvault.ErrNotFound)
@@ -544,10 +544,10 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 		opts cardvault.APIKeyOptions
 		want time.Time
 	}{
-		{"no end", cardvault.APIKeyOptions{NotAfter: soon}, soon},
-		{"a later end", cardvault.APIKeyOptions{NotAfter: soon, TTL: 2 * time.Hour}, soon},
-		{"a creator that ends later", cardvault.APIKeyOptions{NotAfter: soon, Creator: creator.ID}, soon},
-		{"a creator that ends before", cardvault.APIKeyOptions{NotAfter: late.Add(time.Hour), Creator: creator.ID}, late},
+		{"no expiry", cardvault.APIKeyOptions{NotAfter: soon}, soon},
+		{"a later expiry", cardvault.APIKeyOptions{NotAfter: soon, TTL: 2 * time.Hour}, soon},
+		{"a creator that expires later", cardvault.APIKeyOptions{NotAfter: soon, Creator: creator.ID}, soon},
+		{"a creator that expires earlier", cardvault.APIKeyOptions{NotAfter: late.Add(time.Hour), Creator: creator.ID}, late},
 	} {
 		key, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &test.opts)
 		noError(t, err)
@@ -558,7 +558,7 @@ func apiKeyNotAfter(t *testing.T, s store.Store) {
 
 	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{NotAfter: time.Now().Add(-time.Hour)})
 	noError(t, err)
-	fails(t, "an end that is past", errorOf(v.Authenticate(ctx, text.Text.Text())), cardvault.ErrUnauthenticated)
+	fails(t, "an expiry in the past", errorOf(v.Authenticate(ctx, text.Text.Text())), cardvault.ErrUnauthenticated)
 }
 
 // A keeper is a store that keeps a copy of every byte that is put.
@@ -601,6 +601,6 @@ func nothingInClear(t *testing.T, s store.Store) {
 		string(token.ID[:]), string(suiteKey), token.MaskedAccountNumber,
 	}, k.bytes)
 	if !errors.Is(errorOf(v.Get(t.Context(), uuid.New())), cardvault.ErrNotFound) || len(k.bytes) < 1000 {
-		t.Errorf("only %d bytes were put, so nothing is proved", len(k.bytes))
+		t.Errorf("only %d bytes were put: the test proves nothing", len(k.bytes))
 	}
 }

@@ -87,7 +87,7 @@ func securityCode(t *testing.T, s store.Store) {
 	brief := must(v.Tokenize(ctx, short.ID, coded(3, "999")))(t)
 
 	hasCode(t, "imported", v, with.ID, "737")
-	hasCode(t, "used before", v, with.ID, "737")
+	hasCode(t, "already used", v, with.ID, "737")
 	hasCode(t, "imported without one", v, without.ID, "")
 	hasCode(t, "tokenized", v, tokenized.ID, "7373")
 	until := must(v.SecurityCodeStatus(ctx, with.ID))(t).ExpiresAt
@@ -125,7 +125,7 @@ func securityCodeErased(t *testing.T, s store.Store) {
 	hasCode(t, "consumed", v, consumed.ID, "")
 	noError(t, errorOf(v.Consume(ctx, consumed.ID, nil)))
 	noError(t, v.Delete(ctx, deleted.ID))
-	fails(t, "consuming what is deleted", errorOf(v.Consume(ctx, deleted.ID, nil)), cardvault.ErrNotFound)
+	fails(t, "consuming the code of a deleted token", errorOf(v.Consume(ctx, deleted.ID, nil)), cardvault.ErrNotFound)
 	if n := cache.left(t); n != 0 {
 		t.Errorf("%d codes are left in the cache", n)
 	}
@@ -165,20 +165,20 @@ func securityCodeRepeated(t *testing.T, s store.Store) {
 
 	session := must(v.RefreshSession(ctx, token.ID, underKey))(t)
 	if again := must(v.RefreshSession(ctx, token.ID, underKey))(t); again.ID.UUID() != session.ID.UUID() || session.Replayed || !again.Replayed {
-		t.Error("a repetition makes another session")
+		t.Error("a repeated call makes another session")
 	}
 
 	must(v.RefreshSecurityCode(ctx, session.ID, codeOf("999")))(t)
 	if !must(v.Consume(ctx, token.ID, underKey))(t).Replayed {
-		t.Error("consuming again under the same key is not called a replay")
+		t.Error("consuming again under the same key is not reported as a replay")
 	}
 
 	hasCode(t, "consumed again under the same key", v, token.ID, "999")
 
 	noError(t, v.Delete(ctx, token.ID))
-	fails(t, "consuming under the key when the token is gone", errorOf(v.Consume(ctx, token.ID, underKey)), cardvault.ErrNotFound)
+	fails(t, "consuming under the key after the token was deleted", errorOf(v.Consume(ctx, token.ID, underKey)), cardvault.ErrNotFound)
 	_, err := v.RefreshSession(ctx, token.ID, underKey)
-	fails(t, "refreshing under the key when the token is gone", err, cardvault.ErrNotFound)
+	fails(t, "refreshing under the key after the token was deleted", err, cardvault.ErrNotFound)
 
 	// A slow consumer does not erase a code that is entered after another has consumed.
 	cache := &cacheSpy{CodeCache: codes.New(100, nil)}
@@ -218,21 +218,21 @@ func refreshCode(t *testing.T, s store.Store) {
 	fails(t, "tokenizing in it", err, cardvault.ErrSessionKind)
 	_, err = v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID).RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "from another account", err, cardvault.ErrNotFound)
-	hasCode(t, "after what was refused", v, token.ID, "737")
+	hasCode(t, "after a refused code", v, token.ID, "737")
 
 	got := must(v.RefreshSecurityCode(ctx, session.ID, codeOf("999")))(t)
 	same(t, "refreshed", got, must(v.Get(ctx, token.ID))(t))
 	hasCode(t, "refreshed", v, token.ID, "999")
 	noError(t, v.Drain(ctx))
-	told := events.Events()
-	if last := told[len(told)-1]; len(told) != 2 || last.Type != receive.TokenUpdated || last.Reason != receive.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
-		t.Errorf("%d events, the last %+v", len(told), last)
+	reported := events.Events()
+	if last := reported[len(reported)-1]; len(reported) != 2 || last.Type != receive.TokenUpdated || last.Reason != receive.ReasonSecurityCodeRefreshed || last.TokenID != token.ID {
+		t.Errorf("%d events, the last %+v", len(reported), last)
 	}
 
 	_, err = v.RefreshSecurityCode(ctx, session.ID, codeOf("111"))
-	fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
+	fails(t, "a completed session", err, cardvault.ErrSessionCompleted)
 	_, err = v.Tokenize(ctx, session.ID, testCard(2))
-	fails(t, "tokenizing in one that is completed", err, cardvault.ErrSessionCompleted)
+	fails(t, "tokenizing in a completed session", err, cardvault.ErrSessionCompleted)
 	hasCode(t, "refreshed once", v, token.ID, "999")
 
 	noError(t, errorOf(v.Consume(ctx, token.ID, nil)))
@@ -244,7 +244,7 @@ func refreshCode(t *testing.T, s store.Store) {
 	_, err = v.RefreshSecurityCode(ctx, plain.ID, codeOf("999"))
 	fails(t, "a session that makes a token", err, cardvault.ErrSessionKind)
 	_, err = v.RefreshSecurityCode(ctx, cardvault.NewSessionID(uuid.New()), codeOf("999"))
-	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
+	fails(t, "an unknown session", err, cardvault.ErrNotFound)
 
 	noError(t, v.Delete(ctx, token.ID))
 	token = importCard(t, v, testCard(1), nil)
@@ -254,13 +254,13 @@ func refreshCode(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	for _, session := range []cardvault.SessionID{late.ID, done.ID} {
 		_, err = v.Session(ctx, session)
-		fails(t, "reading a session whose token is gone", err, cardvault.ErrNotFound)
+		fails(t, "reading a session whose token was deleted", err, cardvault.ErrNotFound)
 	}
 
 	_, err = v.RefreshSecurityCode(ctx, late.ID, codeOf("999"))
-	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
+	fails(t, "a session whose token was deleted", err, cardvault.ErrNotFound)
 	_, err = v.RefreshSession(ctx, token.ID, nil)
-	fails(t, "a token that is gone", err, cardvault.ErrNotFound)
+	fails(t, "a deleted token", err, cardvault.ErrNotFound)
 }
 
 // refreshRace: if several calls complete a session at a time one succeeds, and the vault
@@ -276,7 +276,7 @@ func refreshRace(t *testing.T, s store.Store) {
 		_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf(digits))
 		switch {
 		case err == nil && won.Swap(&digits) != nil:
-			return errors.New("two calls completed one session")
+			return errors.New("two calls completed the same session")
 		case err != nil && !errors.Is(err, cardvault.ErrSessionCompleted):
 			return err
 		}
@@ -300,7 +300,7 @@ func refreshRace(t *testing.T, s store.Store) {
 	})
 
 	_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
-	fails(t, "refreshing what is deleted meanwhile", err, cardvault.ErrNotFound)
+	fails(t, "refreshing a token that is deleted meanwhile", err, cardvault.ErrNotFound)
 	if n := cache.left(t); n != 0 || len(cache.ids) != 1 {
 		t.Errorf("%d of %d codes of deleted tokens are left", n, len(cache.ids))
 	}
@@ -323,11 +323,11 @@ func sharedCodes(t *testing.T, s store.Store) {
 	noError(t, errorOf(first.Consume(ctx, token.ID, nil)))
 	session := must(first.RefreshSession(ctx, token.ID, nil))(t)
 	must(first.RefreshSecurityCode(ctx, session.ID, codeOf("111")))(t)
-	hasCode(t, "sealed under a term that this vault has not met", second, token.ID, "111")
+	hasCode(t, "sealed under a term that this vault does not know yet", second, token.ID, "111")
 
 	sealed := must(cache.Get(ctx, token.ID))(t)
 	if bytes.Contains(sealed, []byte("111")) {
-		t.Error("the code is in the cache in clear")
+		t.Error("the code is in the cache in clear text")
 	}
 
 	noError(t, cache.Put(ctx, other.ID, sealed, time.Minute))
@@ -398,7 +398,7 @@ func codesGone(t *testing.T, s store.Store) {
 
 	_, err := v.RefreshSecurityCode(ctx, session.ID, codeOf("999"))
 	fails(t, "refreshing", err, cardvault.ErrUnavailable)
-	hasCode(t, "a new code was not taken", v, token.ID, "")
+	hasCode(t, "a new code was refused", v, token.ID, "")
 
 	// Nor does one of a token that may be gone.
 	token = must(v.Import(ctx, coded(3, "737"), nil))(t)

@@ -35,11 +35,11 @@ func overwrite(t testing.TB, s store.Store, old, r *store.Record) {
 // record of its kind.
 func shownDamage(r, other *store.Record) map[string]func(*store.Record) {
 	damage := map[string]func(*store.Record){
-		"nothing left":        func(r *store.Record) { r.Shown = nil },
-		"cut short":           func(r *store.Record) { r.Shown = r.Shown[:len(r.Shown)-1] },
-		"only the header":     func(r *store.Record) { r.Shown = r.Shown[:6] },
-		"longer":              func(r *store.Record) { r.Shown = append(r.Shown, 0) },
-		"that of another row": func(r *store.Record) { r.Shown = other.Shown },
+		"nothing left":            func(r *store.Record) { r.Shown = nil },
+		"cut short":               func(r *store.Record) { r.Shown = r.Shown[:len(r.Shown)-1] },
+		"only the header":         func(r *store.Record) { r.Shown = r.Shown[:6] },
+		"longer":                  func(r *store.Record) { r.Shown = append(r.Shown, 0) },
+		"the part of another row": func(r *store.Record) { r.Shown = other.Shown },
 	}
 	for i := 0; i < len(r.Shown); i += 1 + i/8 {
 		damage[fmt.Sprintf("byte %d changed", i)] = func(r *store.Record) { r.Shown[i] ^= 0x10 }
@@ -51,16 +51,16 @@ func shownDamage(r, other *store.Record) map[string]func(*store.Record) {
 func tokenDamage(row, other, foreign *store.Record) map[string]func(*store.Record) {
 	damage := shownDamage(row, other)
 	for what, change := range map[string]func(*store.Record){
-		"the part of the card":        func(r *store.Record) { r.Shown = r.Secret },
-		"that of another account":     func(r *store.Record) { r.Shown = foreign.Shown },
-		"another class":               func(r *store.Record) { r.Class += 2 },
-		"an end":                      func(r *store.Record) { r.Due = time.Now().Add(time.Hour).Truncate(time.Microsecond) },
-		"no business key":             func(r *store.Record) { r.Lookup = nil },
-		"the business key of another": func(r *store.Record) { r.Lookup = other.Lookup },
-		"a second business key":       func(r *store.Record) { r.Lookup = append(r.Lookup, other.Lookup...) },
-		"a parent":                    func(r *store.Record) { r.Parent = other.ID },
-		"another account":             func(r *store.Record) { r.Account = foreign.Account },
-		"the row of another":          func(r *store.Record) { r.ID = other.ID },
+		"the part of the card":              func(r *store.Record) { r.Shown = r.Secret },
+		"the part of another account":       func(r *store.Record) { r.Shown = foreign.Shown },
+		"another class":                     func(r *store.Record) { r.Class += 2 },
+		"an expiry":                         func(r *store.Record) { r.Due = time.Now().Add(time.Hour).Truncate(time.Microsecond) },
+		"no business key":                   func(r *store.Record) { r.Lookup = nil },
+		"the business key of another token": func(r *store.Record) { r.Lookup = other.Lookup },
+		"a second business key":             func(r *store.Record) { r.Lookup = append(r.Lookup, other.Lookup...) },
+		"a parent":                          func(r *store.Record) { r.Parent = other.ID },
+		"another account":                   func(r *store.Record) { r.Account = foreign.Account },
+		"the row of another token":          func(r *store.Record) { r.ID = other.ID },
 	} {
 		damage[what] = change
 	}

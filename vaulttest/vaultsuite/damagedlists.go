@@ -147,7 +147,7 @@ func damagedInLists(t *testing.T, s store.Store) {
 		overwrite(t, s, r, r)
 	}
 	if m := must(v.PrimaryMerchant(ctx))(t); !m.Primary {
-		t.Error("the primary merchant is another")
+		t.Error("the primary merchant has changed")
 	}
 }
 
@@ -229,11 +229,11 @@ func damagedElsewhere(t *testing.T, s store.Store) {
 	overwrite(t, s, tokenRow, moved)
 	for _, d := range notListed(t, "a token that names another account", thief, nil, mine.ID) {
 		if d.ID == mine.ID {
-			t.Error("the id of a token is shown to another account")
+			t.Error("another account sees the id of a token")
 		}
 	}
 	if d := notListed(t, "a token that names another account", v, nil, mine.ID); len(d) > 0 {
-		t.Errorf("a list names %v that are not there", d)
+		t.Errorf("a list names %v, which do not exist", d)
 	}
 	overwrite(t, s, moved, tokenRow)
 

@@ -64,7 +64,7 @@ func entered(t *testing.T, s store.Store) {
 	for i := range 4 {
 		refused := must(browser.CompleteSession(ctx, id.ID, encrypted(t, open, claimsOf(i, "7"))))(t)
 		if refused.State != cardvault.SessionOpen || refused.ReasonCode != "invalid_security_code" {
-			t.Errorf("a card that is refused: %+v", refused)
+			t.Errorf("a refused card: %+v", refused)
 		}
 	}
 
@@ -103,17 +103,17 @@ func entered(t *testing.T, s store.Store) {
 	}
 
 	must(v.CompleteSession(ctx, renewal.ID, encrypted(t, open, `{"security_code":"999"}`)))(t)
-	hasCode(t, "entered anew", v, token.ID, "999")
+	hasCode(t, "entered again", v, token.ID, "999")
 	renewal = must(v.RefreshSession(ctx, token.ID, nil))(t)
 	noError(t, v.Delete(ctx, token.ID))
 	_, err = browser.Session(ctx, renewal.ID)
-	fails(t, "a session whose token is gone", err, cardvault.ErrNotFound)
+	fails(t, "a session whose token was deleted", err, cardvault.ErrNotFound)
 
 	account := must(v.CreateAccount(ctx, canary, nil))(t)
 	_, err = v.In(account.ID).Session(ctx, other.ID)
 	fails(t, "a session of another account", err, cardvault.ErrNotFound)
 	if n := everything(t, s, time.Now().Add(48*time.Hour)); n == 0 {
-		t.Error("nothing of the sessions lapses")
+		t.Error("no record of the sessions lapses")
 	}
 }
 
@@ -141,7 +141,7 @@ func enteredRace(t *testing.T, s store.Store) {
 	})
 
 	if p := must(v.List(ctx, nil))(t); won.Load() != 1 || p.TotalItems != 1 {
-		t.Errorf("%d calls have completed one session, and there are %d tokens", won.Load(), p.TotalItems)
+		t.Errorf("%d calls completed the same session, and made %d tokens", won.Load(), p.TotalItems)
 	}
 
 	id = must(v.CreateSession(ctx, nil))(t)

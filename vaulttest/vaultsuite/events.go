@@ -137,7 +137,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 		eventLine(tokenized, receive.TokenDeleted, receive.ReasonRequested))
 
 	// A failure, or a call that changes nothing, is not an event.
-	refuses(t, "a card that is refused", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "PAN luhn")
+	refuses(t, "a refused card", errorOf(v.Import(ctx, cardOf("4111110000000006"), nil)), "PAN luhn")
 	fails(t, "Delete of a deleted token", v.Delete(ctx, tokenized.ID), cardvault.ErrNotFound)
 	once := must(v.Import(ctx, testCard(4), importUnderKey))(t)
 	must(v.Import(ctx, testCard(4), importUnderKey))(t)
@@ -145,7 +145,7 @@ func tokenEvents(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "a replay", sink.Events()[6:], eventLine(once, receive.TokenCreated, receive.ReasonImported))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
-		t.Errorf("%d records are due, though all has arrived", n)
+		t.Errorf("%d records are due, although everything has arrived", n)
 	}
 }
 
@@ -170,12 +170,12 @@ func eventsUnheard(t *testing.T, s store.Store) {
 	}
 
 	var sink vaulttest.Recorder
-	heard := listening(t, spy, &sink)
-	importCard(t, heard, testCard(2), nil)
+	listener := listening(t, spy, &sink)
+	importCard(t, listener, testCard(2), nil)
 	if n := len(spy.last()); n != 3 {
-		t.Errorf("an import puts %d records, want token, delivery and the queue that has rested", n)
+		t.Errorf("an import puts %d records, want token, delivery and the idle queue", n)
 	}
-	importCard(t, heard, testCard(3), nil)
+	importCard(t, listener, testCard(3), nil)
 	if n := len(spy.last()); n != 2 {
 		t.Errorf("another import puts %d records, want token and delivery", n)
 	}
@@ -185,11 +185,11 @@ func eventsUnheard(t *testing.T, s store.Store) {
 		t.Errorf("a vault without a sink wrote %d times", wrote)
 	}
 
-	noError(t, heard.Drain(ctx))
+	noError(t, listener.Drain(ctx))
 	if n := len(sink.Events()); n != 2 {
 		t.Errorf("%d events have arrived, want 2", n)
 	}
-	wrote = spy.wrote(func() { noError(t, heard.Drain(ctx)) })
+	wrote = spy.wrote(func() { noError(t, listener.Drain(ctx)) })
 	if wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
 	}
@@ -264,7 +264,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 	}
 
 	if len(refused) == 0 || len(got) == 0 || got[0].ID != refused[0].ID || !got[0].CreatedAt.Equal(refused[0].CreatedAt) {
-		t.Error("an event is another one when it is passed again")
+		t.Error("an event changes when it is passed again")
 	}
 	if len(got) == 3 && (got[1].Token.BusinessKey != canary+"a" || got[2].Token.BusinessKey != canary+"b") {
 		t.Error("the events of a token are out of order")
@@ -289,7 +289,7 @@ func eventsRepeated(t *testing.T, s store.Store) {
 		eventLine(token, receive.TokenCreated, receive.ReasonImported),
 		eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if got[0].ID != got[1].ID || got[0].ID == got[2].ID {
-		t.Error("an event that is passed again has another id")
+		t.Error("the id of an event changes when it is passed again")
 	}
 }
 
@@ -377,7 +377,7 @@ func eventOfAnExpiry(t *testing.T, s store.Store) {
 		eventLine(tokens[0], receive.TokenDeleted, receive.ReasonExpired),
 		eventLine(tokens[1], receive.TokenDeleted, receive.ReasonExpired))
 	if n := everything(t, s, time.Now().Add(time.Minute)); n != 0 {
-		t.Errorf("%d records are due, though the tokens are gone", n)
+		t.Errorf("%d records are due, although the tokens are deleted", n)
 	}
 }
 
@@ -454,6 +454,6 @@ func eventsDamaged(t *testing.T, s store.Store) {
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "the first event of a token", sink.Events()[arrivals:], eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if n := everything(t, s, time.Now().Add(time.Hour)); n != 0 {
-		t.Errorf("%d records are due, though all that can has arrived", n)
+		t.Errorf("%d records are due, although everything deliverable has arrived", n)
 	}
 }

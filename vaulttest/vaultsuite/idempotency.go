@@ -48,7 +48,7 @@ func replaying(t *testing.T, s store.Store) {
 
 	first := must(v.Import(ctx, c, opts))(t)
 	if first.Replayed {
-		t.Error("the first call is called a replay")
+		t.Error("the first call is reported as a replay")
 	}
 
 	wrote := spy.wrote(func() {
@@ -131,16 +131,16 @@ func requestsByWord(t *testing.T, v *cardvault.Vault) {
 
 	one, replayed, err := asked("body", 3)
 	if noError(t, err); replayed {
-		t.Error("the first call is called a replay")
+		t.Error("the first call is reported as a replay")
 	}
 	two, replayed, err := asked("body", 4)
 	noError(t, err)
-	if same(t, "same request by the caller's word", two, one); !replayed {
+	if same(t, "same request, as the caller says", two, one); !replayed {
 		t.Error("the second call is not a replay")
 	}
 	_, replayed, err = asked("Body", 3)
-	if fails(t, "another request by the caller's word", err, cardvault.ErrIdempotencyKeyReused); replayed {
-		t.Error("an error is called a replay")
+	if fails(t, "another request, as the caller says", err, cardvault.ErrIdempotencyKeyReused); replayed {
+		t.Error("an error is reported as a replay")
 	}
 }
 
@@ -178,7 +178,7 @@ func replayScope(t *testing.T, s store.Store) {
 	fails(t, "other options", err, cardvault.ErrIdempotencyKeyReused)
 	must(v.Tokenize(ctx, cardvault.NewSessionID(one), testCard(2)))(t)
 	if again := must(session(v, cardvault.SessionOptions{}))(t); again != one {
-		t.Error("a replay after completion gives another session")
+		t.Error("a replay after completion returns another session")
 	}
 }
 
@@ -226,7 +226,7 @@ func mistakes(t *testing.T, s store.Store) {
 	right := func(root byte, key string) error {
 		got, err := byActor(ctx, v, root, key, 1)
 		if err == nil && got.ID != first.ID {
-			t.Error("a repetition gives another token")
+			t.Error("a repeated call returns another token")
 		}
 		return err
 	}
@@ -315,7 +315,7 @@ func mistakesStoreFails(t *testing.T, s store.Store) {
 	fails(t, "another request", err, cardvault.ErrStorageFull)
 	for n := range 3 {
 		_, err = byActor(t.Context(), v, 2, idemKey, n)
-		fails(t, "a request right or wrong", err, cardvault.ErrStorageFull)
+		fails(t, "any request", err, cardvault.ErrStorageFull)
 	}
 	full.full.Store(false)
 	must(byActor(t.Context(), v, 2, idemKey, 0))(t)

@@ -46,7 +46,7 @@ func keyedCalls(t testing.TB, v *cardvault.Vault) map[string]keyedCall {
 	token, hook := usable(t, v, 1), newHook(t, v, receiver)
 	newSecret(t, v)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
-	rename(t, v, token, "told")
+	rename(t, v, token, "renamed")
 	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 
 	bare := func(key string) *cardvault.CallOptions { return &cardvault.CallOptions{IdempotencyKey: key} }
@@ -147,7 +147,7 @@ func replayEvery(t *testing.T, s store.Store) {
 		}
 
 		_, err := call(ctx, v, "\n")
-		refuses(t, name+" under a key that is none", err, "IdempotencyKey invalid_format")
+		refuses(t, name+" under an invalid key", err, "IdempotencyKey invalid_format")
 	}
 }
 
@@ -246,15 +246,15 @@ func replayEveryRace(t *testing.T, s store.Store) {
 
 // replayUnknown: a call whose outcome is unknown is repeated under its key, and was made.
 func replayUnknown(t *testing.T, s store.Store) {
-	deaf := &deafStore{Store: s}
-	v, ctx := paying(t, deaf, new(till)), t.Context()
+	lossy := &lossyStore{Store: s}
+	v, ctx := paying(t, lossy, new(till)), t.Context()
 	for name, call := range keyedCalls(t, v) {
 		if name == "RequestPaymentData" || name == "Consume" {
 			continue // they store a claim first, which lasts for a minute
 		}
-		deaf.deaf.Store(true)
+		lossy.lossy.Store(true)
 		_, err := call(ctx, v, idemKey)
-		deaf.deaf.Store(false)
+		lossy.lossy.Store(false)
 		fails(t, name+" of an unknown outcome", err, cardvault.ErrOutcomeUnknown)
 		if again := must(call(ctx, v, idemKey))(t); !again.replayed || again.secret != "" {
 			t.Errorf("%s repeated: replayed %t, a secret is shown: %t", name, again.replayed, again.secret != "")
@@ -262,15 +262,15 @@ func replayUnknown(t *testing.T, s store.Store) {
 	}
 }
 
-// A deafStore does not learn the outcome of its writes while it is deaf.
-type deafStore struct {
+// A lossyStore does not learn the outcome of its writes while it is lossy.
+type lossyStore struct {
 	store.Store
-	deaf atomic.Bool
+	lossy atomic.Bool
 }
 
-func (s *deafStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (s *lossyStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	err := s.Store.Update(ctx, fn)
-	if err == nil && s.deaf.Load() {
+	if err == nil && s.lossy.Load() {
 		err = store.ErrOutcomeUnknown
 	}
 	return err
@@ -375,7 +375,7 @@ func ensureAPIKey(t *testing.T, s store.Store) {
 	fails(t, "another creator", ensure(v, text, scopes, key.ID), cardvault.ErrAPIKeyDiffers)
 	fails(t, "another account", ensure(other, text, scopes, uuid.Nil), cardvault.ErrAPIKeyDiffers)
 	if p := must(v.Authenticate(ctx, text.Text()))(t); len(p.Key.Scopes) != 1 || p.Key.ID != key.ID {
-		t.Errorf("what differs has changed the key: %+v", p.Key)
+		t.Errorf("a differing call has changed the key: %+v", p.Key)
 	}
 
 	// A key below another is revoked with it.
@@ -386,7 +386,7 @@ func ensureAPIKey(t *testing.T, s store.Store) {
 	fails(t, "a creator with fewer scopes", lacking, cardvault.ErrInsufficientScope)
 
 	noError(t, v.DeleteAPIKey(ctx, key.ID))
-	for what, text := range map[string]cardvault.APIKeyText{"revoked": text, "below a revoked one": below} {
+	for what, text := range map[string]cardvault.APIKeyText{"revoked": text, "below a revoked key": below} {
 		fails(t, what, ensure(v, text, scopes, uuid.Nil), cardvault.ErrAPIKeyRevoked)
 		fails(t, what, errorOf(v.Authenticate(ctx, text.Text())), cardvault.ErrUnauthenticated)
 	}
@@ -396,13 +396,13 @@ func ensureAPIKey(t *testing.T, s store.Store) {
 
 	created := must(v.CreateAPIKey(ctx, canary, scopes, nil))(t)
 	for what, text := range map[string]cardvault.APIKeyText{
-		"no text":                     {},
-		"a word":                      cardvault.NewAPIKeyText([]byte("secret")),
-		"the text of CreateAPIKey":    created.Text,
-		"the text of the other mode":  cardvault.GenerateAPIKeyText(cardvault.Live),
-		"a text that was cut short":   cardvault.NewAPIKeyText([]byte(text.Text()[:65])),
-		"a text with another letter":  cardvault.NewAPIKeyText([]byte(text.Text()[:30] + "_" + text.Text()[31:])),
-		"a text with something after": cardvault.NewAPIKeyText([]byte(text.Text() + "\n")),
+		"no text":                      {},
+		"a word":                       cardvault.NewAPIKeyText([]byte("secret")),
+		"the text of CreateAPIKey":     created.Text,
+		"the text of the other mode":   cardvault.GenerateAPIKeyText(cardvault.Live),
+		"a truncated text":             cardvault.NewAPIKeyText([]byte(text.Text()[:65])),
+		"a text with a changed letter": cardvault.NewAPIKeyText([]byte(text.Text()[:30] + "_" + text.Text()[31:])),
+		"a text with a suffix":         cardvault.NewAPIKeyText([]byte(text.Text() + "\n")),
 	} {
 		refuses(t, what, ensure(v, text, scopes, uuid.Nil), "Text invalid_format")
 	}

@@ -98,7 +98,7 @@ func (n *bureau) Lookup(_ context.Context, ref network.Ref) (*network.Token, err
 }
 
 func (*bureau) Cryptogram(context.Context, *network.CryptogramRequest) (*network.Cryptogram, error) {
-	return nil, errors.New("not asked for here")
+	return nil, errors.New("not supported by this network")
 }
 
 func (n *bureau) Delete(_ context.Context, ref network.Ref) error {
@@ -129,7 +129,7 @@ func (n *bureau) left() (ids []string) {
 func (n *bureau) remains(t testing.TB, want int) {
 	t.Helper()
 	if left := n.left(); len(left) != want {
-		t.Errorf("at the network there are %q, want %d", left, want)
+		t.Errorf("the network holds %q, want %d", left, want)
 	}
 }
 
@@ -206,7 +206,7 @@ func networkToken(t *testing.T, s store.Store) {
 func networkTokenNotices(t *testing.T, s store.Store) {
 	n := &bureau{}
 	v, ctx := provisioning(t, s, n), t.Context()
-	fails(t, "a notice of nobody", v.Notify(ctx, suspended(0, time.Now(), canary)), cardvault.ErrNotFound)
+	fails(t, "a notice for an unknown network token", v.Notify(ctx, suspended(0, time.Now(), canary)), cardvault.ErrNotFound)
 	id := importCard(t, v, testCard(1), nil).ID
 	drain(t, v)
 	at, handle := time.Now(), n.left()[0]

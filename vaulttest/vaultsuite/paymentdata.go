@@ -120,7 +120,7 @@ func pays(t testing.TB, p *cardvault.PaymentData, secret string) {
 	c.Number.Expose(func(b []byte) { number = string(b) })
 	c.Cryptogram.Expose(func(b []byte) { value = string(b) })
 	if number != tillNumber || c.Expiry != tillExpiry || value != canary+p.ID.String() || c.ECI != tillECI {
-		t.Error("the payment data holds something else than the network has answered")
+		t.Error("the payment data differs from the answer of the network")
 	}
 }
 
@@ -215,7 +215,7 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 	_, err = mine.RequestPaymentData(ctx, token.ID, r)
 	refuses(t, "another account's merchant", err, "Merchant unknown_merchant")
 	_, err = mine.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{Amount: -1, Currency: "ABC"})
-	refuses(t, "a request that is wrong", err, "Amount out_of_range", "Currency unknown_currency", "Reference empty_string")
+	refuses(t, "an invalid request", err, "Amount out_of_range", "Currency unknown_currency", "Reference empty_string")
 	paid(t, mine, token, p)
 	if n.calls() != 1 {
 		t.Errorf("the network was asked %d times, want once", n.calls())
@@ -257,7 +257,7 @@ func paymentDataPages(t *testing.T, s store.Store) {
 	}
 
 	_, err := v.ListPaymentData(ctx, token.ID, &cardvault.ListOptions{Limit: 501, Page: -1})
-	refuses(t, "a page that cannot be", err, "Limit out_of_range", "Page out_of_range")
+	refuses(t, "an impossible page", err, "Limit out_of_range", "Page out_of_range")
 }
 
 func paymentDataReplay(t *testing.T, s store.Store) {
@@ -274,7 +274,7 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 	first, replayed, err := call(v, token, examplePayment)
 	noError(t, err)
 	if replayed {
-		t.Error("the first call is called a replay")
+		t.Error("the first call is reported as a replay")
 	}
 
 	wrote := spy.wrote(func() {
@@ -286,7 +286,7 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 		r.Amount++
 		_, replayed, err = call(v, token, r)
 		if fails(t, "same key, other amount", err, cardvault.ErrIdempotencyKeyReused); replayed {
-			t.Error("an error is called a replay")
+			t.Error("an error is reported as a replay")
 		}
 	})
 	if wrote != 1 || n.calls() != 1 { // the other request is counted
@@ -302,7 +302,7 @@ func paymentDataReplay(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, token.ID))
 	_, replayed, err = call(again, token, examplePayment)
 	if fails(t, "replay after the token is deleted", err, cardvault.ErrNotFound); replayed {
-		t.Error("an error is called a replay")
+		t.Error("an error is reported as a replay")
 	}
 }
 
@@ -382,7 +382,7 @@ func provisionReplay(t *testing.T, s store.Store) {
 	notice(network.NoticeSuspended, "1")
 	for i := range 3 {
 		_, err := v.Provision(ctx, token.ID, underKey)
-		fails(t, fmt.Sprint("provisioning what is suspended, call ", i), err, cardvault.ErrNetworkTokenState)
+		fails(t, fmt.Sprint("provisioning a suspended network token, call ", i), err, cardvault.ErrNetworkTokenState)
 		if i == 1 {
 			notice(network.NoticeResumed, "2")
 		}

@@ -19,7 +19,7 @@ func exceeds(t testing.TB, what string, err error, quota string, limit int) {
 	t.Helper()
 	var q *cardvault.QuotaError
 	if !errors.As(err, &q) || !errors.Is(err, cardvault.ErrQuotaExceeded) || *q != (cardvault.QuotaError{Quota: quota, Limit: limit}) {
-		t.Errorf("%s: error %v, want that the quota of %d %s is used up", what, err, limit, quota)
+		t.Errorf("%s: error %v, want a used-up quota of %d %s", what, err, limit, quota)
 	}
 }
 
@@ -104,12 +104,12 @@ func quotas(t *testing.T, s store.Store) {
 		full("one more than the operator has allowed", replica.In(a.ID), 5)
 		full("one more than the operator has allowed another account", other, 3)
 		set(4)
-		full("where there are more than may be", of, 4)
+		full("above the quota", of, 4)
 		noError(t, undo())
 		full("at the new quota", of, 4)
 		must(of.UpdateAccount(ctx, cardvault.AccountUpdate{}))(t)
 
-		full("after what was named stays", of, 4)
+		full("with the named quota unchanged", of, 4)
 		set(0)
 		full("at the usual quota again", of, 3)
 	}
@@ -130,7 +130,7 @@ func quotas(t *testing.T, s store.Store) {
 		refuses(t, what, errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Quotas: u})), "Quotas."+what+" out_of_range")
 	}
 
-	fails(t, "an account that is none", errorOf(v.In(uuid.New()).UpdateAccount(ctx, cardvault.AccountUpdate{})), cardvault.ErrNotFound)
+	fails(t, "an unknown account", errorOf(v.In(uuid.New()).UpdateAccount(ctx, cardvault.AccountUpdate{})), cardvault.ErrNotFound)
 }
 
 // quotaRace: however many calls come at a time, an account gets its quota and no more.

@@ -176,7 +176,7 @@ func between(t *testing.T, s store.Store) {
 
 	var first *cardvault.Token
 	m.meddle = func() { first = must(idempotent())(t) }
-	same(t, "Import while the same is imported", must(idempotent())(t), first)
+	same(t, "Import while the same card is imported", must(idempotent())(t), first)
 
 	var ensured *cardvault.Merchant
 	m.meddle = func() { ensured = must(v.EnsureMerchant(ctx, canary, nil))(t) }
@@ -211,7 +211,7 @@ func between(t *testing.T, s store.Store) {
 	var tokenized *cardvault.Token
 	m.meddle = func() { tokenized = must(v.Tokenize(ctx, session.ID, testCard(2)))(t) }
 	_, err = v.Tokenize(ctx, session.ID, testCard(3))
-	fails(t, "Tokenize while another does", err, cardvault.ErrSessionCompleted)
+	fails(t, "Tokenize while another call does", err, cardvault.ErrSessionCompleted)
 	checkListed(t, v, tokenized)
 
 	m.meddle = func() { noError(t, v.DeleteAPIKey(ctx, key.ID)) }
@@ -221,13 +221,13 @@ func between(t *testing.T, s store.Store) {
 	m.meddle = func() { must(v.UpdateAccount(ctx, cardvault.AccountUpdate{NetworkTokensActive: new(false)}))(t) }
 	a := must(v.UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary + "new")}))(t)
 	if got := must(v.Account(ctx))(t); !got.ImportApproved || got.NetworkTokensActive || got.Name != canary+"new" || !reflect.DeepEqual(a, got) {
-		t.Errorf("UpdateAccount while another does: %+v, read %+v", a, got)
+		t.Errorf("UpdateAccount while another call does: %+v, read %+v", a, got)
 	}
 
 	m.meddle = func() { must(v.RotatePaymentSecret(ctx, merchant.ID, nil))(t) }
 	must(v.RotatePaymentSecret(ctx, merchant.ID, nil))(t)
 	if n := len(must(v.PrimaryMerchant(ctx))(t).Secrets); n != 2 {
-		t.Errorf("RotatePaymentSecret while another does: %d secrets, want 2", n)
+		t.Errorf("RotatePaymentSecret while another call does: %d secrets, want 2", n)
 	}
 
 	m.meddle = func() { noError(t, errorOf(v.RotateKeys(ctx, nil))) }

@@ -39,7 +39,7 @@ func sessionUse(t *testing.T, s store.Store) {
 
 	same(t, "read", must(v.Get(ctx, got.ID))(t), got)
 	if imported := importCard(t, v, testCard(1), nil); imported.Fingerprint != got.Fingerprint {
-		t.Error("an imported and a tokenized number have two fingerprints")
+		t.Error("an imported and a tokenized number have different fingerprints")
 	}
 
 	short := must(v.Tokenize(ctx, bypass.ID, testCard(2)))(t)
@@ -59,11 +59,11 @@ func sessionUse(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, got.ID))
 	for _, id := range []cardvault.SessionID{plain.ID, bypass.ID} {
 		_, err := v.Tokenize(ctx, id, testCard(3))
-		fails(t, "a session that is completed", err, cardvault.ErrSessionCompleted)
+		fails(t, "a completed session", err, cardvault.ErrSessionCompleted)
 	}
 
 	_, err := v.Tokenize(ctx, cardvault.NewSessionID(uuid.New()), testCard(3))
-	fails(t, "a session that was never made", err, cardvault.ErrNotFound)
+	fails(t, "an unknown session", err, cardvault.ErrNotFound)
 	_, err = v.Tokenize(ctx, cardvault.NewSessionID(uuid.Nil), testCard(3))
 	fails(t, "no session", err, cardvault.ErrNotFound)
 	_, err = v.Tokenize(ctx, cardvault.NewSessionID(short.ID), testCard(3))
@@ -81,7 +81,7 @@ func sessionRace(t *testing.T, s store.Store) {
 		token, err := v.Tokenize(ctx, id.ID, testCard(i))
 		switch {
 		case err == nil && won.Swap(token) != nil:
-			return errors.New("two calls completed one session")
+			return errors.New("two calls completed the same session")
 		case err != nil && !errors.Is(err, cardvault.ErrSessionCompleted):
 			return err
 		}
@@ -108,7 +108,7 @@ func sessionKeyRace(t *testing.T, s store.Store) {
 			return err
 		}
 		if !first.CompareAndSwap(nil, &session.Key.ID) && *first.Load() != session.Key.ID {
-			return errors.New("there are several keys at a time")
+			return errors.New("there are several keys at the same time")
 		}
 		return nil
 	})

@@ -441,7 +441,7 @@ func TestRunGoesOn(t *testing.T) {
 		s.down.Store(true)
 		until(t, token.ExpiresAt.Add(10*time.Second))
 		synctest.Wait()
-		if !strings.Contains(log.String(), "tried again") {
+		if !strings.Contains(log.String(), "will be retried") {
 			t.Error("a failure is not logged")
 		}
 		s.down.Store(false)

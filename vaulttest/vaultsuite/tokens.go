@@ -142,12 +142,12 @@ func identifiers(t *testing.T, s store.Store) {
 	for i := range 64 {
 		token := importCard(t, v, testCard(i), nil)
 		if token.ID.Version() != 4 || token.ID.Variant() != uuid.RFC4122 {
-			t.Fatalf("id %v is no UUIDv4", token.ID)
+			t.Fatalf("id %v is not a UUIDv4", token.ID)
 		}
 		if i > 0 {
 			last := tokens[i-1]
 			if token.CreatedAt.Before(last.CreatedAt) {
-				t.Errorf("token %d was created before the one before", i)
+				t.Errorf("token %d is older than the previous one", i)
 			}
 			if token.ID.String() > last.ID.String() {
 				ascents++

@@ -41,13 +41,13 @@ var badCards = []struct {
 	{"year 1999", setExpiry(1, 1999), []string{"Expiry.Year out_of_range"}},
 	{"year 2100", setExpiry(1, 2100), []string{"Expiry.Year out_of_range"}},
 	{"no expiry", setExpiry(0, 0), []string{"Expiry.Month out_of_range", "Expiry.Year out_of_range"}},
-	{"code of 2", setCode("73"), []string{"SecurityCode too_short"}},
-	{"code of 5", setCode("73737"), []string{"SecurityCode too_long"}},
+	{"code of 2 digits", setCode("73"), []string{"SecurityCode too_short"}},
+	{"code of 5 digits", setCode("73737"), []string{"SecurityCode too_long"}},
 	{"code with a letter", setCode("73x"), []string{"SecurityCode invalid_format"}},
 	{"blank name", setName(" \u00a0 "), []string{"Name blank"}},
 	{"long name", setName(longText(256)), []string{"Name too_long"}},
 	{"name with a line break", setName(canary + "\n"), []string{"Name invalid_format"}},
-	{"name that is no UTF-8", setName(canary + "\xff"), []string{"Name invalid_format"}},
+	{"name that is not UTF-8", setName(canary + "\xff"), []string{"Name invalid_format"}},
 	{"name with a number", setName(canary + cardNumber(canaryNumber, 16, 1)), []string{"Name looks_like_pan"}},
 	{"all", func(c *cardvault.Card) {
 		setPAN("1")(c)
@@ -218,5 +218,5 @@ func nonLuhn(t *testing.T, s store.Store) {
 	importCard(t, v, c, nil)
 	setPAN("41111100000000")(&c)
 	_, err := v.Import(t.Context(), c, nil)
-	refuses(t, "a length that VISA does not have", err, "PAN invalid_format")
+	refuses(t, "an invalid length for VISA", err, "PAN invalid_format")
 }

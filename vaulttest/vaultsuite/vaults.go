@@ -49,7 +49,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 
 	payment := must(v.RequestPaymentData(ctx, token.ID, examplePayment))(t)
 
-	rename(t, v, token, "told")
+	rename(t, v, token, "renamed")
 	event := must(v.ListDeliveries(ctx, hook.ID, nil))(t).Items[0].EventID
 	all := map[string]methodCall{
 		"Import": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Import(ctx, testCard(2), nil)) },
@@ -204,7 +204,7 @@ func closed(t *testing.T, s store.Store) {
 		t.Errorf("closing again = %v", err)
 	}
 
-	fails(t, "Run when the vault is closed", <-running, cardvault.ErrClosed)
+	fails(t, "Run after the vault was closed", <-running, cardvault.ErrClosed)
 	wrote := spy.wrote(func() {
 		for name, call := range calls {
 			err := call(ctx, v)
@@ -213,7 +213,7 @@ func closed(t *testing.T, s store.Store) {
 				t.Errorf("%s after Close: error %q does not name the call", name, err)
 			}
 		}
-		fails(t, "Delete of no id after Close", v.Delete(ctx, uuid.Nil), cardvault.ErrClosed)
+		fails(t, "Delete of the zero id after Close", v.Delete(ctx, uuid.Nil), cardvault.ErrClosed)
 	})
 	if wrote != 0 {
 		t.Errorf("a closed vault wrote %d times", wrote)
@@ -232,7 +232,7 @@ func cancelled(t *testing.T, s store.Store) {
 	keys := must(v.ListAPIKeys(t.Context(), nil))(t)
 	account := must(v.Account(t.Context()))(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errors.New("the caller has gone"))
+	cancel(errors.New("the caller is gone"))
 
 	for name, call := range calls {
 		if name == "Run" {
@@ -353,7 +353,7 @@ func keyProvider(t *testing.T, s store.Store) {
 	failing("opening a vault", down, cardvault.ErrUnavailable)
 	failing("opening a vault", context.DeadlineExceeded, context.DeadlineExceeded)
 	k.key = "b"
-	fails(t, "another key of the same name", errorOf(open()), cardvault.ErrWrongKey)
+	fails(t, "another key with the same name", errorOf(open()), cardvault.ErrWrongKey)
 	k.key = "a"
 
 	k.err = down
@@ -423,15 +423,15 @@ func outlives(t *testing.T, s store.Store, again func() store.Store) {
 	checkListed(t, v, kept...)
 	checkListed(t, v.In(account.ID), theirs)
 	if p := must(v.Authenticate(ctx, key.Text.Text()))(t); p.Key.ID != key.ID {
-		t.Error("the key is another")
+		t.Error("the key has changed")
 	}
 	if got := must(v.ListMerchants(ctx, nil))(t).Items[0]; got.ID != merchant.ID || got.Secrets[0].KeyID != merchant.Secrets[0].KeyID {
-		t.Error("the merchant is another")
+		t.Error("the merchant has changed")
 	}
 
 	repeated := must(v.Import(ctx, testCard(3), importUnderKey))(t)
 	if same(t, "replayed", repeated, kept[2]); !repeated.Replayed {
-		t.Error("not called a replay")
+		t.Error("not reported as a replay")
 	}
 	if token := must(v.Tokenize(ctx, session.ID, testCard(4)))(t); token.Identification != idv.Skipped {
 		t.Error("the session has lost its options")

@@ -235,9 +235,9 @@ func same(t testing.TB, what string, got, want *cardvault.Token) {
 // sameTold checks the token of an event, which has no fingerprint.
 func sameTold(t testing.TB, what string, got, want *cardvault.Token) {
 	t.Helper()
-	told := *want
-	told.Fingerprint = cardvault.Fingerprint{}
-	same(t, what, got, &told)
+	shown := *want
+	shown.Fingerprint = cardvault.Fingerprint{}
+	same(t, what, got, &shown)
 }
 
 // checkListed checks that the vault lists just these tokens, oldest first.

@@ -40,7 +40,7 @@ type mailbox struct {
 
 func (*mailbox) Check(t *cardvault.Target) error {
 	if !strings.HasPrefix(t.URL, "https://") {
-		return errors.New("must be a URL of https")
+		return errors.New("must be an https URL")
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func webhookRules(t *testing.T, s store.Store) {
 	}
 
 	refuses(t, "no URL", create("", cardvault.WebhookOptions{}), "URL required")
-	refuses(t, "a URL that the sender does not take", create("http://receiver.example/", cardvault.WebhookOptions{}), "URL invalid_format")
+	refuses(t, "a URL that the sender refuses", create("http://receiver.example/", cardvault.WebhookOptions{}), "URL invalid_format")
 	refuses(t, "a long URL", create("https://"+longText(2041), cardvault.WebhookOptions{}), "URL too_long")
 	refuses(t, "a long description", create(receiver, cardvault.WebhookOptions{Description: longText(256)}), "Description too_long")
 	refuses(t, "an unknown event", create(receiver, cardvault.WebhookOptions{Events: []receive.EventType{"token.moved"}}), "Events invalid_enum")
@@ -208,10 +208,10 @@ func webhookRules(t *testing.T, s store.Store) {
 	got, err := v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{URL: &empty, Events: []receive.EventType{"x"}})
 	refuses(t, "an update", err, "URL required", "Events invalid_enum")
 	if got != nil {
-		t.Error("an update that was refused returns a webhook")
+		t.Error("a refused update returns a webhook")
 	}
 
-	sameWebhook(t, "after an update that was refused", must(v.Webhook(ctx, w.ID))(t), w)
+	sameWebhook(t, "after a refused update", must(v.Webhook(ctx, w.ID))(t), w)
 }
 
 // webhookRaces puts calls in the way of others.
@@ -240,7 +240,7 @@ func webhookRaces(t *testing.T, s store.Store) {
 	}
 
 	if len(got) != 3 || !slices.Equal(got[1:], want) { // the first reports the creation
-		t.Error("RotateWebhookSecret while another does: one of them does not sign")
+		t.Error("RotateWebhookSecret while another call does: one of them does not sign")
 	}
 
 	m.meddle = func() {
@@ -293,7 +293,7 @@ func deliveries(t *testing.T, s store.Store) {
 		t.Errorf("events %+v, %+v", got[0], got[1])
 	}
 
-	checkArrived(t, "events of deletions alone", mail.at(some.URL))
+	checkArrived(t, "only deletion events", mail.at(some.URL))
 	checkArrived(t, "another account", mail.at(receiver+"theirs"), eventLine(theirs, receive.TokenCreated, receive.ReasonImported))
 	if e := mail.at(receiver + "theirs")[0]; e.Account != account.ID {
 		t.Error("an event of another account than the token's")
@@ -319,7 +319,7 @@ func deliveries(t *testing.T, s store.Store) {
 	_, err := v.In(account.ID).ListDeliveries(ctx, all.ID, nil)
 	fails(t, "the log of a webhook of another account", err, cardvault.ErrNotFound)
 	if n := everything(t, s, time.Now().Add(24*time.Hour)); n != 0 {
-		t.Errorf("%d records are due, though all was delivered", n)
+		t.Errorf("%d records are due, although everything was delivered", n)
 	}
 }
 
@@ -366,7 +366,7 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	stores("an import without webhooks", 1)
 	w := newHook(t, v, receiver, receive.TokenDeleted)
 	token := importCard(t, v, testCard(2), nil)
-	stores("an import that no webhook is told of", 1)
+	stores("an import without a webhook for its event", 1)
 	on := true
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Events: []receive.EventType{}}))(t)
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
@@ -376,18 +376,18 @@ func deliveriesUnheard(t *testing.T, s store.Store) {
 	on = false
 	must(v.UpdateWebhook(ctx, w.ID, cardvault.WebhookUpdate{Disabled: &on}))(t)
 	rename(t, silent, token, "b")
-	stores("an update in a vault that cannot send", 3) // token, delivery, queue
+	stores("an update in a vault without a sender", 3) // token, delivery, queue
 	rename(t, silent, token, "c")
 	stores("another update", 3) // token, the state of the first delivery, delivery
 	_, err := silent.CreateWebhook(ctx, receiver, nil)
-	fails(t, "registering where nothing is sent", err, cardvault.ErrNotEnabled)
+	fails(t, "registering in a vault without a sender", err, cardvault.ErrNotEnabled)
 	noError(t, silent.Drain(ctx))
 	if len(mail.taken) != 0 {
-		t.Error("a vault that cannot send has sent")
+		t.Error("a vault without a sender has sent")
 	}
 
 	noError(t, v.Drain(ctx))
-	checkArrived(t, "a vault that can send", mail.at(receiver),
+	checkArrived(t, "a vault with a sender", mail.at(receiver),
 		eventLine(token, receive.TokenUpdated, receive.ReasonPatched), eventLine(token, receive.TokenUpdated, receive.ReasonPatched))
 	if wrote := spy.wrote(func() { noError(t, v.Drain(ctx)) }); wrote != 0 {
 		t.Errorf("with nothing to do Drain wrote %d times", wrote)
@@ -416,7 +416,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 	checkArrived(t, "another token", mail.at(receiver), eventLine(other, receive.TokenCreated, receive.ReasonImported))
 	log := must(v.ListDeliveries(ctx, w.ID, &cardvault.ListOptions{Ascending: true}))(t).Items
 	if d := log[0]; d.Status != cardvault.DeliveryPending || d.Attempts == 0 || d.LastStatusCode != 500 || d.NextAttemptAt.Before(d.LastAttemptAt) {
-		t.Errorf("a delivery that has failed: %+v", d)
+		t.Errorf("a failed delivery: %+v", d)
 	}
 	if d := log[2]; d.Status != cardvault.DeliveryPending || d.Attempts != 0 || !d.LastAttemptAt.IsZero() || !d.NextAttemptAt.IsZero() {
 		t.Errorf("a delivery that waits for it: %+v", d)
@@ -442,7 +442,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 
 	for _, d := range refused {
 		if d.ID != got[0].ID || !d.CreatedAt.Equal(got[0].CreatedAt) {
-			t.Error("an event is another one when it is sent again, or later ones do not wait")
+			t.Error("an event changes when it is sent again, or later ones do not wait")
 		}
 	}
 
@@ -604,7 +604,7 @@ func deliveriesDamaged(t *testing.T, s store.Store) {
 	rename(t, v, token, "whole")
 	noError(t, v.Drain(ctx))
 	if n := len(mail.at(receiver)) - taken; n != 2 {
-		t.Errorf("%d events arrive when all is whole again, want 2", n)
+		t.Errorf("%d events arrive after the repair, want 2", n)
 	}
 }
 
@@ -622,15 +622,15 @@ func redelivered(t *testing.T, s store.Store) {
 
 	noError(t, errorOf(v.Redeliver(ctx, event, nil)))
 	if d := must(v.ListDeliveries(ctx, w.ID, nil))(t).Items[0]; d.Status != cardvault.DeliveryPending || d.Attempts != 1 {
-		t.Errorf("a delivery that is made anew: %+v", d)
+		t.Errorf("a redelivery: %+v", d)
 	}
 
 	noError(t, v.Drain(ctx))
 	checkArrived(t, "delivered again", mail.at(receiver), created, created)
-	checkArrived(t, "a webhook that was not there", mail.at(late.URL), created)
-	checkArrived(t, "a webhook that does not take it", mail.at(receiver+"other"))
+	checkArrived(t, "a webhook made later", mail.at(late.URL), created)
+	checkArrived(t, "a webhook for other events", mail.at(receiver+"other"))
 	if got := mail.at(receiver)[1]; got.ID != event || got.Sequence != mail.at(receiver)[0].Sequence {
-		t.Error("the event is another one when it is delivered again")
+		t.Error("the event changes when it is delivered again")
 	}
 	if n := must(v.ListDeliveries(ctx, w.ID, nil))(t).TotalItems; n != 1 {
 		t.Errorf("%d entries in the log, want 1", n)

@@ -12,7 +12,7 @@
 // A process that dies between any two steps leaves something that heals:
 //
 //	after 1        an order without a card: the shopper enters it again, or never
-//	during 2       a token that nobody was told of: the same call again returns it
+//	during 2       a token that the order lacks: the same call returns it again
 //	after 2        an order that lacks its token: the next process passes the event on
 //	at the end of 3  an event that was not taken: it comes again and writes the same
 //	during 4       a placed order whose token would expire: [Shop.Recover] goes on

@@ -130,8 +130,8 @@ func (w *world) must(err error) {
 	}
 }
 
-// told passes events on until an order has its token, and returns the token.
-func (w *world) told(s *Shop, order uuid.UUID) (token uuid.UUID) {
+// passEvents passes events on until an order has its token, and returns the token.
+func (w *world) passEvents(s *Shop, order uuid.UUID) (token uuid.UUID) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); token == uuid.Nil; {
 		w.must(s.Vault.Drain(w.t.Context()))
@@ -177,7 +177,7 @@ func TestCrashes(t *testing.T) {
 						w.must(enter(ctx, s, order, browser))
 					}
 				},
-				func(s *Shop) { w.lost.Store(true); token = w.told(s, order) },
+				func(s *Shop) { w.lost.Store(true); token = w.passEvents(s, order) },
 				func(s *Shop) {
 					_, err := s.place(ctx, order)
 					w.must(err)
@@ -198,7 +198,7 @@ func TestCrashes(t *testing.T) {
 				w.must(s.DB.QueryRow(ctx, `SELECT kept FROM orders WHERE id = $1`, order).Scan(&kept))
 				p, err := s.Vault.List(ctx, &cardvault.TokenListOptions{BusinessKey: order.String()})
 				w.must(err)
-				if !kept || p.TotalItems != 1 || p.Items[0].ID != token || !p.Items[0].ExpiresAt.IsZero() || w.told(s, order) != token {
+				if !kept || p.TotalItems != 1 || p.Items[0].ID != token || !p.Items[0].ExpiresAt.IsZero() || w.passEvents(s, order) != token {
 					t.Errorf("browser %v, crash after step %d: kept %v, the token of the order is %v, the vault has %+v", browser, crash+1, kept, token, p.Items)
 				}
 			})
@@ -219,22 +219,22 @@ func TestProvisional(t *testing.T) {
 		w.must(s.Order(ctx, order, 1999))
 		first, err := s.TakeCard(ctx, order, 0, visa)
 		w.must(err)
-		if again := w.told(s, order); again != first.ID || first.ExpiresAt.Sub(first.CreatedAt) != Provisional {
+		if again := w.passEvents(s, order); again != first.ID || first.ExpiresAt.Sub(first.CreatedAt) != Provisional {
 			t.Errorf("token %v, want %+v", again, first)
 		}
 		w.must(enter(ctx, s, order, true))
 		w.must(s.Vault.Drain(ctx))
-		last := w.told(s, order)
+		last := w.passEvents(s, order)
 		if last == first.ID {
 			t.Error("the first of two cards counts")
 		}
 		w.must((&Sink{DB: s.DB}).Event(ctx, &cardvault.Event{Type: receive.TokenCreated, Sequence: 1, TokenID: first.ID, Token: first}))
-		if w.told(s, order) != last {
+		if w.passEvents(s, order) != last {
 			t.Error("a repeated event counts")
 		}
 		w.must(s.Vault.Delete(ctx, first.ID))
 		w.must(s.Vault.Drain(ctx))
-		if w.told(s, order) != last {
+		if w.passEvents(s, order) != last {
 			t.Error("the deletion of another card counts")
 		}
 
@@ -250,26 +250,26 @@ func TestProvisional(t *testing.T) {
 
 		// The same, with the event before the look-up.
 		w.must(enter(ctx, s, order, true))
-		next := w.told(s, order)
+		next := w.passEvents(s, order)
 		_, err = s.place(ctx, order)
 		w.must(err)
 		w.must(s.Vault.Delete(ctx, next))
 		w.must(s.Vault.Drain(ctx))
 		w.must(enter(ctx, s, order, true))
-		final := w.told(s, order)
+		final := w.passEvents(s, order)
 		w.must(s.Place(ctx, order))
 		w.must(s.Place(ctx, order))
 
 		w.must(enter(ctx, s, order, true))
 		w.must(s.Vault.Drain(ctx))
-		if w.told(s, order) != final {
+		if w.passEvents(s, order) != final {
 			t.Error("a card counts although the order was placed before")
 		}
 	})
 }
 
-// TestStrangers: two cards cannot get into an order: one of another account with the
-// order's id, and one of the shop with another business key.
+// TestStrangers: an order accepts neither a card of another account with the order's id, nor
+// a card of the shop with another business key.
 func TestStrangers(t *testing.T) {
 	w, ctx := newWorld(t), t.Context()
 	w.process(func(s *Shop) {
@@ -294,7 +294,7 @@ func TestStrangers(t *testing.T) {
 		}
 		right, err := s.TakeCard(ctx, order, 0, visa)
 		w.must(err)
-		if w.told(s, order) != right.ID {
+		if w.passEvents(s, order) != right.ID {
 			t.Error("the order does not have the card of the shop")
 		}
 	})

@@ -45,7 +45,7 @@ type page struct {
 	vault   *cardvault.Vault // in the account of the page
 	account uuid.UUID
 	secret  string // under which its payment data is encrypted
-	told    *events
+	recent  *events
 	log     *slog.Logger
 	policy  string      // Content-Security-Policy
 	cookie  http.Cookie // except its value
@@ -60,7 +60,7 @@ var pageTemplates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 
 // newPage returns the page of a sandbox for the account a, behind cookies that are made
 // under a key.
-func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.Control, told *events) (*page, error) {
+func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.Control, recent *events) (*page, error) {
 	baseURL, log := o.BaseURL, o.Log
 	at, err := url.Parse(baseURL)
 	if err != nil {
@@ -71,7 +71,7 @@ func newPage(v *cardvault.Vault, a *Account, o *Options, key string, c *simnet.C
 		vault:   v.In(a.AccountID),
 		account: a.AccountID,
 		secret:  a.PaymentSecret,
-		told:    told,
+		recent:  recent,
 		log:     log,
 		// Challenges are at baseURL, also if the page was loaded as localhost.
 		policy: "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
@@ -313,7 +313,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	reply(w, struct {
 		Codes  map[uuid.UUID]time.Time `json:"security_codes"`
 		Events []event                 `json:"events"`
-	}{codes, p.told.since(p.account, after)})
+	}{codes, p.recent.since(p.account, after)})
 }
 
 // maxOpen bounds the body of open, in bytes.
@@ -399,12 +399,12 @@ type events struct {
 }
 
 // Event implements [cardvault.EventSink].
-func (e *events) Event(_ context.Context, told *cardvault.Event) error {
+func (e *events) Event(_ context.Context, passed *cardvault.Event) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.number++
-	x := event{told.Account, e.number, told.ID, told.CreatedAt, told.Type, told.Reason, told.TokenID, "", ""}
-	if t := told.Token; t != nil {
+	x := event{passed.Account, e.number, passed.ID, passed.CreatedAt, passed.Type, passed.Reason, passed.TokenID, "", ""}
+	if t := passed.Token; t != nil {
 		x.Card, x.Status = t.MaskedAccountNumber, t.NetworkTokenStatus.String()
 	}
 	if len(e.latest) == maxEvents {

@@ -26,11 +26,11 @@ func TestEvents(t *testing.T) {
 	var e events
 	mine, other := uuid.New(), uuid.New()
 	for n := range maxEvents + 10 {
-		told := &cardvault.Event{Account: mine, Type: receive.TokenDeleted}
+		deleted := &cardvault.Event{Account: mine, Type: receive.TokenDeleted}
 		if n%2 == 1 {
-			told.Account = other
+			deleted.Account = other
 		}
-		if err := e.Event(t.Context(), told); err != nil {
+		if err := e.Event(t.Context(), deleted); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -53,7 +53,7 @@ type Sandbox struct {
 	opts     Options
 	provider *provider
 	sender   *webhook.Sender
-	told     *events
+	recent   *events
 }
 
 // New starts a payment provider on a port of its own.
@@ -83,7 +83,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,
 		Replicas:        s.opts.Replicas,
-		Events:          s.told,
+		Events:          s.recent,
 		Webhooks:        s.sender,
 		Logger:          s.opts.Log,
 	}
@@ -103,7 +103,7 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 		return nil, err
 	}
 
-	people, err := newPage(v, &accounts[0], &s.opts, key, control, s.told)
+	people, err := newPage(v, &accounts[0], &s.opts, key, control, s.recent)
 	if err != nil {
 		return nil, err
 	}

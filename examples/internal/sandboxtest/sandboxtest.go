@@ -136,7 +136,7 @@ func await(t *testing.T, what string, look func() bool) {
 	defer tick.Stop()
 	for end := time.Now().Add(Patience); !look(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("after %v it is not so that %s", Patience, what)
+			t.Fatalf("after %v it does not hold that %s", Patience, what)
 		}
 	}
 }
