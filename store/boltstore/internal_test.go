@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -236,5 +237,64 @@ func TestDeletions(t *testing.T) {
 			t.Error(err)
 		}
 		return pages
+	})
+}
+
+// The file has zeros beyond its last page, and no more of them than it is long. Where they
+// cannot be written, writes go on without.
+func TestPave(t *testing.T) {
+	s, ctx := openSmall(t, small), t.Context()
+	next := 0
+	grow := func(inside func(pages, file int64)) {
+		t.Helper()
+		err := s.Update(ctx, func(tx store.Tx) error { // by the goroutine that paves
+			info, err := s.h.file.Stat()
+			if err == nil {
+				inside(tx.(*updater).tx.Size(), info.Size())
+			}
+			for range 8 {
+				next++
+				tx.Put(&store.Record{Kind: 1, ID: number(next), Version: 1, Shown: bytes.Repeat([]byte("x"), 4096)})
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	ahead := false
+	for range 64 {
+		grow(func(pages, file int64) {
+			if s.h.pavedTo > file {
+				t.Fatalf("zeros to %d, and the file has %d bytes", s.h.pavedTo, file)
+			}
+			if s.h.pavedTo <= pages {
+				return
+			}
+			ahead = true
+			beyond := make([]byte, s.h.pavedTo-pages)
+			if _, err := s.h.file.ReadAt(beyond, pages); err != nil || len(bytes.Trim(beyond, "\x00")) > 0 {
+				t.Errorf("%d bytes beyond the last page are not all zeros: %v", len(beyond), err)
+			}
+		})
+	}
+	if !ahead {
+		t.Error("there are no zeros beyond the last page")
+	}
+
+	locked := s.h.file
+	readOnly, err := os.Open(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer readOnly.Close()
+	for range 32 {
+		grow(func(int64, int64) { s.h.file = readOnly })
+	}
+	grow(func(int64, int64) {
+		if s.h.file = locked; s.h.pavedTo != math.MaxInt64 {
+			t.Errorf("zeros to %d after a failure", s.h.pavedTo)
+		}
 	})
 }

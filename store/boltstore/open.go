@@ -117,6 +117,8 @@ type handle struct {
 	db   *bolt.DB
 	file *os.File
 
+	pavedTo int64 // where pave has ended; owned by the writing goroutine
+
 	beginning sync.Mutex
 	// stuck is set when a panic has left bbolt with locks held: then not even
 	// closing it would return, so the handle is only given up.

@@ -3,6 +3,7 @@ package boltstore
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"syscall"
@@ -163,6 +164,7 @@ func (s *Store) commit() {
 		s.h.rollback(g.tx)
 	} else {
 		s.changing()
+		s.h.pave(g.tx.Size())
 		if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
 			s.commitFailed(err)
 			return
@@ -175,6 +177,31 @@ func (s *Store) commit() {
 		g.calls[i] = nil
 	}
 	g.calls = g.calls[:0]
+}
+
+var zeros [1 << 20]byte // as many as pave writes at most
+
+// pave writes zeros beyond end, where the last page ends that is in use: this commit and the
+// next put pages there. A file system syncs a page in a hole more slowly, because it has to
+// record where the page lies. The file becomes no longer, and the commit syncs the zeros.
+func (h *handle) pave(end int64) {
+	ahead := min(int64(len(zeros)), end/2)
+	if h.pavedTo-end >= ahead/2 {
+		return
+	}
+	info, err := h.file.Stat()
+	if err != nil {
+		return
+	}
+	from := max(h.pavedTo, end)
+	to := min(end+ahead, info.Size())
+	if to <= from {
+		return
+	}
+	if _, err := h.file.WriteAt(zeros[:to-from], from); err != nil {
+		to = math.MaxInt64 // the next commit meets the same
+	}
+	h.pavedTo = to
 }
 
 // changing counts one end of a commit for the kinds that the group has written.
