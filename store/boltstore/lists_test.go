@@ -29,7 +29,7 @@ func TestForeignRow(t *testing.T) {
 	replace := func(r *store.Record) {
 		err := s.h.db.Update(func(tx *bolt.Tx) error {
 			name := rowsBucket(r.Kind)
-			return tx.Bucket(name[:]).Put(r.ID[:], encodeRow(r))
+			return tx.Bucket(name[:]).Put(r.ID[:], encodeRow(r, new(slab)))
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -43,8 +43,24 @@ const (
 
 var errRow = fmt.Errorf("%w: a row is not in the format of rows", store.ErrDamaged)
 
-// encodeRow returns the row of r, or nil if r breaks a rule of [store.Record].
-func encodeRow(r *store.Record) []byte {
+// A slab holds the rows that are put in a transaction. The writing goroutine uses it again once
+// that is committed: then the rows are in the file, and nothing refers to the slab.
+type slab []byte
+
+const slabSize = 64 << 10
+
+// room returns an empty slice for a row of at most size bytes.
+func (s *slab) room(size int) []byte {
+	if cap(*s)-len(*s) < size {
+		*s = make(slab, 0, max(slabSize, size))
+	}
+	from := len(*s)
+	*s = (*s)[:from+size]
+	return (*s)[from:from:len(*s)]
+}
+
+// encodeRow returns the row of r in s, or nil if r breaks a rule of [store.Record].
+func encodeRow(r *store.Record, s *slab) []byte {
 	size := len(r.Shown) + len(r.Secret)
 	for _, hash := range r.Lookup {
 		if len(hash) > store.MaxLookup {
@@ -56,8 +72,8 @@ func encodeRow(r *store.Record) []byte {
 	if r.Kind == 0 || r.ID == uuid.Nil || len(r.Lookup) > store.MaxLookups || size > store.MaxRecord {
 		return nil
 	}
-	b := make([]byte, 3, size+64+len(r.Lookup))
-	b[0], b[1], b[2] = rowFormat, r.Class, byte(len(r.Lookup))<<rowLookups
+	b := s.room(size + 64 + len(r.Lookup))
+	b = append(b, rowFormat, r.Class, byte(len(r.Lookup))<<rowLookups)
 	if r.Account != uuid.Nil {
 		b[2] |= rowAccount
 		b = append(b, r.Account[:]...)

@@ -184,7 +184,7 @@ func TestStrayEntries(t *testing.T) {
 		}
 		r := *good
 		c.change(&r)
-		inFile(t, s, func(rows *bolt.Bucket) error { return rows.Put(r.ID[:], encodeRow(&r)) })
+		inFile(t, s, func(rows *bolt.Bucket) error { return rows.Put(r.ID[:], encodeRow(&r, new(slab))) })
 		for _, mended := range []bool{false, true} {
 			err := s.View(t.Context(), func(tx store.ReadTx) error {
 				due, err := tx.Due(1, store.AllShards, at(5), 9)

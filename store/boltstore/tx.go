@@ -509,6 +509,7 @@ type op struct {
 type updater struct {
 	reader
 	ops   []op
+	rows  *slab // has the rows of ops
 	bytes int   // of the rows of ops
 	few   [2]op // most have no more
 }
@@ -517,7 +518,7 @@ var _ store.Tx = (*updater)(nil)
 
 func (u *updater) Put(r *store.Record) {
 	u.mustLive()
-	o := op{kind: r.Kind, id: r.ID, row: encodeRow(r)}
+	o := op{kind: r.Kind, id: r.ID, row: encodeRow(r, u.rows)}
 	u.add(o)
 	u.bytes += len(o.row)
 }

@@ -31,6 +31,7 @@ type group struct {
 	id    int      // of tx
 	w     writer
 	calls []*call // that were run and are not answered
+	rows  slab
 	bytes int
 	ops   int
 }
@@ -104,7 +105,7 @@ func (s *Store) runCall(c *call) {
 		return
 	}
 
-	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}}
+	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister}, rows: &g.rows}
 	returned := c.Run(func() error {
 		defer c.tx.end()
 		return c.fn(&c.tx)
@@ -170,6 +171,7 @@ func (s *Store) commit() {
 			return
 		}
 		s.changing()
+		g.rows = g.rows[:0]
 	}
 	g.tx = nil
 	for i, c := range g.calls {
