@@ -185,7 +185,7 @@ func (a *Answer) encode() []byte {
 	for name, values := range a.Header {
 		for _, value := range values {
 			head = tlv.Append(head, tagName, name)
-			head = tlv.Append(head, tagValue, value)
+			head = tlv.Append(head, tagValue, "="+value) // an empty field would be left out
 		}
 	}
 	fits := func(n int) bool { return len(b)+n < use.MaxAnswer-16 }
@@ -215,7 +215,7 @@ func decodeAnswer(kept []byte) (*Answer, error) {
 		case tagName:
 			name = string(r.Value)
 		case tagValue:
-			a.Header[name] = append(a.Header[name], string(r.Value))
+			a.Header[name] = append(a.Header[name], strings.TrimPrefix(string(r.Value), "="))
 		case tagBody:
 			a.Body = bytes.Clone(r.Value)
 		case tagTruncated:

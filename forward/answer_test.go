@@ -366,7 +366,10 @@ func TestDrip(t *testing.T) {
 
 // TestAnswerIsOnce: what the caller changes in an answer is not the kept one.
 func TestAnswerIsOnce(t *testing.T) {
-	l := open(t, echo, nil)
+	l := open(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["X-Empty"] = []string{"", "x"}
+		echo(w, r)
+	}, nil)
 	opts := &forward.CallOptions{IdempotencyKey: "once"}
 	first, err := l.do(t, charge, opts)
 	if err != nil {
