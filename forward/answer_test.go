@@ -268,7 +268,7 @@ func TestKinds(t *testing.T) {
 		{"early hints", "GET", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(103); _, _ = io.WriteString(w, "x") }, 200, "x"},
 		{"continue", "POST", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(100); echo(w, r) }, 200, "{}"},
 		{"not modified", "GET", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(304) }, 304, ""},
-		{"server error", "POST", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "down", 503) }, 503, "down\n"},
+		{"server error", "POST", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "down", http.StatusServiceUnavailable) }, 503, "down\n"},
 	} {
 		serve = c.serve
 		r := l.request(jsonType, "")

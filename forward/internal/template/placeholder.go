@@ -116,7 +116,7 @@ func (s Syntax) findBare(text []byte, from int) (found, bool) {
 // at returns the placeholder that begins at an offset.
 func (s Syntax) at(text []byte, start int, escapes bool) (found, bool) {
 	c := cursor{text, start, escapes}
-	if !c.take('{') || !c.take('{') {
+	if !c.twice('{') {
 		return found{}, false
 	}
 	c.spaces()
@@ -146,7 +146,7 @@ func (s Syntax) at(text []byte, start int, escapes bool) (found, bool) {
 		}
 		c.spaces()
 	}
-	ok := c.take('}') && c.take('}')
+	ok := c.twice('}')
 	f.end = c.pos
 	return f, ok
 }
@@ -176,6 +176,15 @@ func (c *cursor) take(b byte) bool {
 		return true
 	}
 	return false
+}
+
+func (c *cursor) twice(b byte) bool {
+	for range 2 {
+		if !c.take(b) {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *cursor) literal(s string) bool {
