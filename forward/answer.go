@@ -42,8 +42,11 @@ var dropped = append([]string{"Content-Encoding", "Content-Length", "Set-Cookie"
 
 // read reads an answer and masks it.
 func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor) (*Answer, error) {
-	defer resp.Body.Close() // waits until the request is not in use any more
 	a := &Answer{ID: uuid.New(), StatusCode: resp.StatusCode, Header: http.Header{}}
+	defer func() {
+		resp.Close = resp.Close || a.Redacted || a.Truncated // TLS keeps the last that it has read
+		_ = resp.Body.Close()                                // waits until the request is not in use any more
+	}()
 	listed := strings.FieldsFunc(strings.Join(resp.Header["Connection"], ","), func(c rune) bool { return c == ',' || c == ' ' })
 	for name, values := range resp.Header {
 		if slices.Contains(dropped, name) || slices.ContainsFunc(listed, func(s string) bool { return strings.EqualFold(s, name) }) {
@@ -58,6 +61,7 @@ func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor
 	body, ok, err := readBody(resp, c.to.MaxAnswer)
 	switch {
 	case err != nil:
+		clear(body)
 		return nil, exchange.BodyError(ctx, err)
 	case !ok || !readable(resp.Header.Get("Content-Type"), body):
 		clear(body)
@@ -111,17 +115,37 @@ func readBody(resp *http.Response, most int) (body []byte, ok bool, err error) {
 
 	room := 512
 	if n := resp.ContentLength; from == io.Reader(resp.Body) && n >= 0 && n <= int64(most) {
-		room = int(n) + bytes.MinRead
+		room = int(n) + 1
 	}
-	read := bytes.NewBuffer(make([]byte, 0, room))
-	_, err = read.ReadFrom(io.LimitReader(from, int64(most)+1))
+	body, err = readAll(from, min(room, most+1), most)
 	switch {
-	case read.Len() > most || limited.N <= 0:
-		return read.Bytes(), false, nil
+	case len(body) > most || limited.N <= 0:
+		return body, false, nil
 	case errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader):
-		return read.Bytes(), false, nil
+		return body, false, nil
 	}
-	return read.Bytes(), err == nil, err
+	return body, err == nil, err
+}
+
+// readAll reads up to one byte more than most. A buffer that is too small is erased: it may
+// hold a card.
+func readAll(from io.Reader, room, most int) (read []byte, err error) {
+	read = make([]byte, 0, room)
+	for err == nil && len(read) <= most {
+		if len(read) == cap(read) {
+			grown := make([]byte, len(read), min(2*cap(read), most+1))
+			copy(grown, read)
+			clear(read)
+			read = grown
+		}
+		var n int
+		n, err = from.Read(read[len(read):cap(read)])
+		read = read[:len(read)+n]
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return read, err
 }
 
 // readable reports whether a body is text in which card data can be found, or no text at all.

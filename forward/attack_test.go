@@ -2,6 +2,7 @@ package forward_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -306,6 +307,48 @@ func TestLeak(t *testing.T) {
 	if !strings.Contains(l.log.String(), "forward:psp") || !strings.Contains(l.log.String(), "POST 200") {
 		t.Errorf("the log does not name the use:\n%s", l.log.String())
 	}
+}
+
+// TestRemains: the buffers that an answer with the card was read into are erased, and the
+// connection, which keeps a part of it, is closed.
+func TestRemains(t *testing.T) {
+	for _, c := range []struct {
+		serve       http.HandlerFunc
+		connections int64
+	}{{echo, 3}, {new(capture).serve, 1}} {
+		l := open(t, c.serve, nil)
+		for range 3 {
+			if _, err := l.do(t, charge, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := l.connections.Load(); n != c.connections {
+			t.Errorf("%d connections, not %d", n, c.connections)
+		}
+	}
+
+	w := &witness{from: strings.NewReader(strings.Repeat(number, 1000))}
+	got, err := forward.ReadAll(w, 16, 1<<20)
+	if err != nil || string(got) != strings.Repeat(number, 1000) {
+		t.Fatalf("%d bytes, %v", len(got), err)
+	}
+	clear(got)
+	for _, p := range w.seen {
+		if bytes.IndexByte(p, '4') >= 0 {
+			t.Fatalf("a buffer of %d bytes has the card", len(p))
+		}
+	}
+}
+
+// A witness keeps the buffers that it was read into.
+type witness struct {
+	from io.Reader
+	seen [][]byte
+}
+
+func (w *witness) Read(p []byte) (int, error) {
+	w.seen = append(w.seen, p)
+	return w.from.Read(p)
 }
 
 // TestKilled: a forward whose process was killed in the middle is never made again: its

@@ -8,3 +8,6 @@ func Resolve(f *Forwarder, r *net.Resolver) {
 		d.dialer.Resolver = r
 	}
 }
+
+// ReadAll reads the body of an answer.
+var ReadAll = readAll

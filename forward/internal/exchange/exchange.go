@@ -132,7 +132,7 @@ func failure(ctx context.Context, written bool, err error) *Failure {
 
 // Do sends a request and returns the answer, whose body the caller closes before ctx ends.
 // Close waits until nothing of the request is in use any more, and keeps the connection if
-// the body was read to its end. The error is a *Failure. Errors of the body have other
+// the body was read to its end and Close of the answer is not set. The error is a *Failure. Errors of the body have other
 // words: see [BodyError].
 func (c *Client) Do(ctx context.Context, r *Request) (*http.Response, error) {
 	if c.http2 != nil {
@@ -155,7 +155,7 @@ func (c *Client) Do(ctx context.Context, r *Request) (*http.Response, error) {
 		return nil, failure(ctx, conn.written, err)
 	}
 	x.body, resp.Body = resp.Body, x
-	x.reusable = !resp.Close
+	x.resp = resp
 	return resp, nil
 }
 
@@ -165,13 +165,13 @@ func BodyError(ctx context.Context, err error) error { return failure(ctx, true,
 // An exchange is a request under way, and the body of its answer.
 type exchange struct {
 	*Client
-	conn     *connection
-	body     io.ReadCloser
-	stop     func() bool
-	sent     chan error // of the goroutine that sends
-	reusable bool
-	whole    bool // the body was read to its end
-	ended    bool
+	conn  *connection
+	body  io.ReadCloser
+	stop  func() bool
+	sent  chan error // of the goroutine that sends
+	resp  *http.Response
+	whole bool // the body was read to its end
+	ended bool
 }
 
 func (x *exchange) Read(p []byte) (int, error) {
@@ -184,7 +184,7 @@ func (x *exchange) Read(p []byte) (int, error) {
 func (x *exchange) Close() error {
 	if !x.ended {
 		x.ended = true
-		x.end(x.reusable && x.whole)
+		x.end(!x.resp.Close && x.whole)
 	}
 	return nil
 }

@@ -64,6 +64,37 @@ func (l *layer) copy(from *layer, start, end int) {
 	}
 }
 
+// minLine is the length of the shortest line of base64 that is in lines, which have 60 to 76
+// characters.
+const minLine = 60
+
+// unbroken returns the text without the line breaks of base64 that is in lines. ok is false if
+// there are none.
+func (l *layer) unbroken() (u layer, ok bool) {
+	start, run := 0, 0 // of the text that is not copied yet; characters of base64
+	for i := 0; i < len(l.text); i++ {
+		switch c := l.text[i]; {
+		case isBase64(c):
+			run++
+			continue
+		case run >= minLine && (c == '\r' || c == '\n'):
+			u.copy(l, start, i)
+			for i+1 < len(l.text) && (l.text[i+1] == '\r' || l.text[i+1] == '\n') {
+				i++
+			}
+			start = i + 1
+		}
+		run = 0
+	}
+
+	if start == 0 {
+		return u, false
+	}
+	u.copy(l, start, len(l.text))
+	u.at = append(u.at, int32(l.place(len(l.text))))
+	return u, true
+}
+
 // escape appends the text for the escape at the beginning of text. size is the length of the
 // escape, 0 for none.
 func escape(text, to []byte) (value []byte, size int) {
@@ -71,6 +102,9 @@ func escape(text, to []byte) (value []byte, size int) {
 	case '%':
 		if c, ok := hexadecimal(text, 1, 2); ok {
 			return append(to, byte(c)), 3
+		}
+		if c, ok := hexadecimal(text, 2, 4); ok && text[1]|' ' == 'u' {
+			return utf8.AppendRune(to, c), 6
 		}
 	case '\\':
 		return backslash(text, to)
@@ -95,7 +129,9 @@ func backslash(text, to []byte) ([]byte, int) {
 		}
 	case '/', '\\', '"', '\'':
 		return append(to, text[1]), 2
-	case 'n', 'r', 't', 'b', 'f':
+	case 'n', 'r':
+		return append(to, '\n'), 2
+	case 't', 'b', 'f':
 		return append(to, ' '), 2
 	}
 	return nil, 0
@@ -106,7 +142,7 @@ var entities = []struct {
 	value byte
 }{{"&amp;", '&'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&lt;", '<'}, {"&gt;", '>'}, {"&nbsp;", ' '}}
 
-const maxEntity = 12 // bytes of a numeric one
+const maxEntity = 8 // digits of a numeric one, without leading zeros
 
 func entity(text, to []byte) ([]byte, int) {
 	for _, e := range entities {
@@ -123,7 +159,10 @@ func entity(text, to []byte) ([]byte, int) {
 		i, base = 3, 16
 	}
 	first, c := i, rune(0)
-	for ; i < min(len(text), maxEntity) && c <= utf8.MaxRune; i++ {
+	for i < len(text) && text[i] == '0' {
+		i++
+	}
+	for end := min(len(text), i+maxEntity); i < end && c <= utf8.MaxRune; i++ {
 		d, ok := digitOf(text[i])
 		if !ok || rune(d) >= base {
 			break

@@ -190,6 +190,10 @@ func (f *finder) layer(l *layer) {
 	f.plain(l.text, func(start, end int) { f.hide(l, start, end) })
 	f.hex(l)
 	f.base64(l)
+	if unbroken, ok := l.unbroken(); ok {
+		f.base64(&unbroken)
+		clear(unbroken.text)
+	}
 }
 
 // plain calls hide for each part of text to be masked that is not encoded.

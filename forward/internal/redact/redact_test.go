@@ -66,7 +66,17 @@ var encodings = []form{
 	{"base64, escaped for JSON", func(s string) string { return each(`\u%04x`)(base64.StdEncoding.EncodeToString([]byte(s))) }},
 	{"base64, percent-encoded", func(s string) string { return url.QueryEscape(base64.StdEncoding.EncodeToString([]byte(s))) }},
 	{"base64 of more", func(s string) string { return base64.StdEncoding.EncodeToString([]byte("u:" + s)) }},
+	{"entities with zeros", each("&#00000000000%d;")},
+	{"percent-encoded as in JavaScript", each("%%u%04X")},
+	{"base64 in lines", func(s string) string { return inLines("\r\n", s) }},
+	{"base64 in lines, escaped for JSON", func(s string) string { return inLines(`\r\n`, s) }},
 	{"hexadecimal of more", func(s string) string { return hex.EncodeToString([]byte("user:" + s + ":")) }},
+}
+
+// inLines returns the base64 of a value and more, in lines that end within the value.
+func inLines(end, value string) string {
+	text := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("0-", 25) + value + strings.Repeat("-x", 60)))
+	return text[:76] + end + text[76:152] + end + text[152:]
 }
 
 func groups(separator string) func(string) string {
