@@ -28,9 +28,9 @@
 // the braces may be percent-encoded), in the text and the attributes of XML, and in headers.
 // Each value is encoded for its place. As a whole string of JSON,
 // "{{ expiry_month | number }}" becomes a number, and so do the other parts of an expiry.
-// The placeholder of a security code stands apart from letters, digits and other
-// placeholders. Anywhere else a placeholder is refused, and nothing is sent. A body without
-// any is sent byte for byte. Inserted values are never searched for placeholders.
+// The placeholder of a security code is a whole value. Anywhere else a placeholder is
+// refused, and nothing is sent. A body without any is sent byte for byte. Inserted values
+// are never searched for placeholders.
 //
 // A text of someone else, such as the name of a shopper, could be a placeholder.
 // [Forwarder.With] and [CallOptions.Marker] are for requests that have such text.

@@ -143,9 +143,10 @@ func missing(t *template.Template, opts *CallOptions) *rule.Broken {
 }
 
 var (
-	ofNumber  = template.Of(template.AccountNumber, template.ExpiryMonth, template.ExpiryYear, template.ExpiryYY)
-	ofCode    = template.Of(template.SecurityCode)
-	ofPayment = template.Of(template.NetworkToken, template.NetworkTokenExpiryMonth, template.NetworkTokenExpiryYear, template.Cryptogram, template.ECI)
+	ofNumber     = template.Of(template.AccountNumber, template.ExpiryMonth, template.ExpiryYear, template.ExpiryYY)
+	ofCode       = template.Of(template.SecurityCode)
+	ofCryptogram = template.Of(template.Cryptogram)
+	ofPayment    = template.Of(template.NetworkToken, template.NetworkTokenExpiryMonth, template.NetworkTokenExpiryYear, template.Cryptogram, template.ECI)
 )
 
 func (m *message) parseURL(text string, syntax template.Syntax) *rule.Broken {

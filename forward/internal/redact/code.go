@@ -6,9 +6,9 @@ import (
 	"github.com/cardvault/cardvault/internal/rule"
 )
 
-// codes marks each run of as many digits as a security code has that stands alone, also if
+// codesOf marks each run of as many digits as a security code has that stands alone, also if
 // it is encoded.
-func (f *finder) codes(l *layer) {
+func (f *finder) codesOf(l *layer) {
 	for start, end := range runs(l.text, isBase64, f.code) {
 		token := l.text[start:end]
 		switch {
@@ -50,8 +50,8 @@ func (f *finder) isHexCode(token []byte) bool {
 	return true
 }
 
-// alone reports whether nothing joins a part of a text to the text beside it. A template
-// keeps to the same rule where it has the placeholder of a security code.
+// alone reports whether nothing joins a part of a text to the text beside it. So that it
+// stands alone in an answer, the placeholder of a security code is a whole value.
 func alone(text []byte, start, end int) bool {
 	before, after := text[:start], text[end:]
 	if n := len(before); n > 0 {

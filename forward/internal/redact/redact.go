@@ -20,7 +20,7 @@ import (
 // A Redactor knows what to mask. It may be used concurrently once it is set up.
 type Redactor struct {
 	numbers []shape
-	code    int // digits of a security code, 0 for none
+	codes   []int // digits of security codes
 	secrets [][]byte
 }
 
@@ -43,7 +43,11 @@ func (r *Redactor) Number(digits []byte) {
 }
 
 // Code adds security codes of as many digits.
-func (r *Redactor) Code(digits int) { r.code = digits }
+func (r *Redactor) Code(digits int) {
+	if digits > 0 {
+		r.codes = append(r.codes, digits)
+	}
+}
 
 // MinSecret is the shortest secret, in bytes: shorter ones would be found by chance, and
 // could be tried out.
@@ -101,13 +105,13 @@ func (r *Redactor) Text(raw []byte, json bool) (_ []byte, redacted bool) {
 	f := finder{Redactor: r, raw: raw, scratch: make([]byte, 0, len(raw))}
 	defer clear(f.scratch[:cap(f.scratch)])
 	f.search(layer{text: raw}, f.layer)
-	if r.code > 0 {
-		if json {
-			for value := range stringValues(raw) {
-				f.search(value, f.codes)
-			}
-		} else {
-			f.search(layer{text: raw}, f.codes)
+	for _, f.code = range r.codes {
+		if !json {
+			f.search(layer{text: raw}, f.codesOf)
+			continue
+		}
+		for value := range stringValues(raw) {
+			f.search(value, f.codesOf)
 		}
 	}
 
@@ -125,6 +129,7 @@ type finder struct {
 	*Redactor
 	raw     []byte
 	marks   []mark // of each byte; nil until one is set
+	code    int    // digits of the codes that codesOf looks for
 	scratch []byte // for decoded text
 }
 

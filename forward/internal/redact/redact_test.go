@@ -216,6 +216,10 @@ func TestCode(t *testing.T) {
 			t.Errorf("%s becomes %s", text, got)
 		}
 	}
+	r.Code(4)
+	if got, _ := r.Text([]byte(`{"a":"739 0000 12345"}`), true); string(got) != `{"a":"*** **** 12345"}` {
+		t.Errorf("with codes of two lengths: %s", got)
+	}
 	got, _ := r.Text([]byte(`<c code="739">739</c>`), false)
 	if string(got) != `<c code="***">***</c>` {
 		t.Errorf("XML becomes %s", got)

@@ -172,8 +172,8 @@ func (t *Template) fill(s Syntax, value span, at place) *rule.Broken {
 			return notAllowed("behind the beginning of an escape")
 		case f.name == Credential && at != inHeader:
 			return notAllowed("of a credential except in a header")
-		case f.name == SecurityCode && !(f.start != last && t.standsAlone(value, f, at)):
-			return notAllowed("of security_code beside letters, digits or other placeholders")
+		case f.name == SecurityCode && !t.isWhole(value, f, at):
+			return notAllowed("of security_code that is not a whole value")
 		}
 
 		added := slot{start: int32(f.start), end: int32(f.end), name: f.name, place: at}
@@ -185,9 +185,6 @@ func (t *Template) fill(s Syntax, value span, at place) *rule.Broken {
 		}
 		if f.name == Credential {
 			added.credential = t.credential(f.credential)
-		}
-		if before := len(t.slots) - 1; before >= 0 && last == f.start && t.slots[before].name == SecurityCode {
-			return notAllowed("beside that of security_code")
 		}
 		last = f.end
 		t.slots = append(t.slots, added)
@@ -206,37 +203,20 @@ func (t *Template) credential(name string) int32 {
 	return int32(len(t.Credentials) - 1)
 }
 
-// standsAlone reports whether a placeholder has nothing beside it that would hide its value
-// in an answer: a security code is found there only where it stands alone.
-func (t *Template) standsAlone(value span, f found, at place) bool {
+// isWhole reports whether a placeholder is a whole value, except for blanks. A security code is
+// found in an answer only where it stands alone. Beside digits it does not, nor beside
+// blanks, which the other side may remove: of "4000 {{ security_code }}" it would show the
+// last four digits, as of any card number.
+func (t *Template) isWhole(value span, f found, at place) bool {
+	if at == inXML && !t.isAttribute(value) && !t.isElement(value) {
+		return false
+	}
 	before, after := t.text[value.start:f.start], t.text[f.end:value.end]
-	if at == inXML && !t.isAttribute(value) {
-		return t.isElement(value) && len(bytes.TrimSpace(before)) == 0 && len(bytes.TrimSpace(after)) == 0
-	}
-
-	if at == inForm {
-		if c, ok := escaped(before[max(0, len(before)-3):]); ok {
-			before = []byte{c}
-		}
-		if c, ok := escaped(after); ok {
-			after = []byte{c}
-		}
-	}
-	if at == inJSON && len(after) > 1 && after[0] == '\\' {
-		after = after[1:] // only a quotation mark is apart then
-	}
-	return (len(before) == 0 || before[len(before)-1] != endOfEntity && apart(before[len(before)-1])) &&
-		(len(after) == 0 || after[0] != startOfEntity && apart(after[0]))
+	return len(bytes.TrimSpace(before)) == 0 && len(bytes.TrimSpace(after)) == 0
 }
 
-// An entity on this side of a security code could be a digit.
-const startOfEntity, endOfEntity = '&', ';'
-
-// apart reports whether c separates a security code from the text beside it.
-func apart(c byte) bool { return bytes.IndexByte([]byte(" \t\r\n\"':=;,|()[]{}<>+&"), c) >= 0 }
-
 // opens reports whether text ends in an escape that is not complete: the other side would
-// take a part of the value for its rest, and repeat what is left in another shape.
+// take a part of the value for its rest, and repeat the other part in another shape.
 func opens(text []byte) bool {
 	i := bytes.LastIndexAny(text, `%\&`)
 	if i < 0 {

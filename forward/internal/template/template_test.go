@@ -151,6 +151,14 @@ func TestRefused(t *testing.T) {
 		{formType, `c=%26%2349%3B{{security_code}}`, notAllowed},
 		{jsonType, `{"c":"&#49;{{security_code}}"}`, notAllowed},
 
+		// The other side may remove what is between, or show the end of it as that of a card number.
+		{jsonType, `{"number":"400000000000 {{ security_code }}"}`, notAllowed},
+		{jsonType, `{"c":"{{ security_code }}, 1"}`, notAllowed},
+		{jsonType, `{"c":"{{ account_number }} {{ security_code }}"}`, notAllowed},
+		{jsonType, `{"c":"{{ security_code }} {{ account_number }}"}`, notAllowed},
+		{formType, `c=1+{{ security_code }}`, notAllowed},
+		{xmlType, `<c a="1 {{ security_code }}"/>`, notAllowed},
+
 		// The other side would read other characters.
 		{xmlType, `<?xml version="1.0" encoding="UTF-7"?><a>{{ account_number }}</a>`, notAllowed},
 		{xmlType, ` <?xml version="1.0" encoding='IBM037' ?><a>{{ account_number }}</a>`, notAllowed},
@@ -231,8 +239,10 @@ func TestHeader(t *testing.T) {
 	if got := string(render(t, parsed, values())); got != "Bearer sk_live_1; n=4242424242424242" {
 		t.Errorf("header is %s", got)
 	}
-	if _, broken := (template.Syntax{}).Header([]byte("x{{ security_code }}")); broken == nil {
-		t.Error("a code beside a letter is taken")
+	for _, value := range []string{"x{{ security_code }}", "4000 {{ security_code }}"} {
+		if _, broken := (template.Syntax{}).Header([]byte(value)); broken == nil {
+			t.Errorf("%s is taken", value)
+		}
 	}
 }
 
