@@ -66,7 +66,7 @@ func TestTranscriptsOnDisk(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				return &transcript.Setup{Stores: []store.Store{s}}
+				return &transcript.Setup{Stores: []store.Store{s}, Patience: store.Patience}
 			})
 		})
 	}
