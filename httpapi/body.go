@@ -24,7 +24,7 @@ var pool = sync.Pool{New: func() any {
 
 // free erases the body, which may hold a card number, and the answer, which may
 // hold a new API key, and gives the buffers to the next request. An answer as
-// large as a full page is not kept.
+// large as a full page is not kept, nor is the body of a large forward.
 func (b *buffers) free() {
 	clear(b.body[:cap(b.body)])
 	clear(b.answer)
@@ -33,14 +33,18 @@ func (b *buffers) free() {
 	if cap(b.answer) > 64<<10 {
 		b.answer = make([]byte, 0, 4<<10)
 	}
+	if cap(b.body) > maxBody+1 {
+		b.body = make([]byte, 0, 4<<10)
+	}
 	pool.Put(b)
 }
 
 // bodyTimeout limits how long a client may take to send a body.
 const bodyTimeout = 10 * time.Second
 
-// readBody reads the body of a request. Without one it returns no bytes.
-func readBody(r *http.Request, b *buffers) ([]byte, error) {
+// readBody reads the body of a request, of at most some bytes. Without one it returns no
+// bytes.
+func readBody(r *http.Request, b *buffers, most int) ([]byte, error) {
 	b.body = b.body[:0]
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
@@ -52,14 +56,14 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 	if r.ContentLength > 0 && !typed {
 		return nil, unsupportedMedia
 	}
-	if r.ContentLength > maxBody {
+	if r.ContentLength > int64(most) {
 		return nil, payloadTooLarge
 	}
 
 	// The buffer that is too small is erased: it may hold a card number.
 	for {
 		if len(b.body) == cap(b.body) {
-			grown := make([]byte, len(b.body), min(2*cap(b.body), maxBody+1))
+			grown := make([]byte, len(b.body), min(2*cap(b.body), most+1))
 			copy(grown, b.body)
 			clear(b.body)
 			b.body = grown
@@ -70,7 +74,7 @@ func readBody(r *http.Request, b *buffers) ([]byte, error) {
 		switch {
 		case len(b.body) > 0 && !typed:
 			return nil, unsupportedMedia // of a length that was not announced
-		case len(b.body) > maxBody:
+		case len(b.body) > most:
 			return nil, payloadTooLarge
 		case errors.Is(err, io.EOF):
 			return b.body, nil

@@ -27,6 +27,7 @@ type call struct {
 	open      bool        // it needs no API key
 	principal *Principal  // nil if open
 	answered  func(error) // if set, is called with the outcome
+	leave     func()      // if set, is called when the answer is written
 	pathID    string      // the first id in the path
 	id        uuid.UUID   // pathID; zero, which no object has, if that is not a UUID
 	partID    uuid.UUID   // the second id in the path, of a part of the first, likewise

@@ -17,7 +17,8 @@ var checks = []func(*handler, *call) error{
 	(*handler).checkCaller,  // API key, and limits
 	(*handler).checkVersion, // of the API
 	(*handler).checkScope,   // and approval
-	(*handler).checkSetup,   // of the vault
+	(*handler).checkSetup,   // of handler and vault
+	(*handler).checkRoom,    // for a forward
 	(*handler).checkBody,    // content type and size
 }
 
@@ -178,11 +179,24 @@ func (h *handler) checkSetup(c *call) error {
 	if c.endpoint.enabled == nil {
 		return nil
 	}
-	return c.endpoint.enabled(h.vault)
+	return c.endpoint.enabled(h)
+}
+
+// checkRoom admits a forward if not too many are under way.
+func (h *handler) checkRoom(c *call) error {
+	if c.endpoint != forwardCard {
+		return nil
+	}
+	account, weight := c.principal.Account.ID, weigh(c.request.ContentLength, c.endpoint.maxBody)
+	if !h.forwards.take(account, weight) {
+		return tooMany(1)
+	}
+	c.leave = func() { h.forwards.leave(account, weight) }
+	return nil
 }
 
 func (h *handler) checkBody(c *call) (err error) {
-	if c.body, err = readBody(c.request, c.buffers); err != nil {
+	if c.body, err = readBody(c.request, c.buffers, cmp.Or(c.endpoint.maxBody, maxBody)); err != nil {
 		return err
 	}
 	if c.endpoint.needsBody && len(c.body) == 0 {

@@ -20,15 +20,7 @@ var requestPaymentData = &endpoint{
 	serve: func(c *call) error {
 		r := cardvault.PaymentRequest{IdempotencyKey: c.idempotencyKey}
 		err := c.read(func(f fields, _ *query) error {
-			r.Amount, _ = f.integer("amount", required, 0, maxAmount)
-			if currency, ok := f.text("currency_code", required, 1, math.MaxInt); ok {
-				r.Currency = string(currency)
-			}
-			r.Merchant, _ = f.id("merchant_id", optional)
-			if reference, ok := f.text("reference", required, 1, math.MaxInt); ok {
-				r.Reference = string(reference)
-			}
-			return errors.Join(r.Check(), c.checkMerchant(r.Merchant))
+			return c.readPayment(f, &r)
 		})
 		if err != nil {
 			return err
@@ -41,6 +33,20 @@ var requestPaymentData = &endpoint{
 		c.answer = wire.Append(c.answer, p)
 		return nil
 	},
+}
+
+// readPayment reads the members of a payment, and returns a FieldError for each rule that
+// they break.
+func (c *call) readPayment(f fields, r *cardvault.PaymentRequest) error {
+	r.Amount, _ = f.integer("amount", required, 0, maxAmount)
+	if currency, ok := f.text("currency_code", required, 1, math.MaxInt); ok {
+		r.Currency = string(currency)
+	}
+	r.Merchant, _ = f.id("merchant_id", optional)
+	if reference, ok := f.text("reference", required, 1, math.MaxInt); ok {
+		r.Reference = string(reference)
+	}
+	return errors.Join(r.Check(), c.checkMerchant(r.Merchant))
 }
 
 // checkMerchant returns a FieldError if the account does not have a merchant that is named.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/receive"
 )
 
@@ -19,6 +20,8 @@ type failure struct {
 	violations violations
 
 	header, value string // one more response header, if set
+
+	details []cardvault.Failure // why there is no cryptogram
 }
 
 // The table of failures. Each error is answered by one of these.
@@ -33,6 +36,8 @@ var (
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved to import card numbers."}
 	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The provider integration is not enabled."}
 	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
+	forwardsDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Forwarding is not enabled."}
+	destinationRefused  = &failure{status: 403, classifier: "DESTINATION_NOT_ALLOWED", message: "The operator does not allow this request to this URL."}
 	originNotAllowed    = &failure{status: 403, classifier: "ORIGIN_NOT_ALLOWED", message: "Pages of this origin may not use the account's sessions."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}
 	methodNotAllowed    = &failure{status: 405, classifier: "METHOD_NOT_ALLOWED", message: "The resource does not support this method.", header: "Allow"}
@@ -41,6 +46,8 @@ var (
 	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
 	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the stored card number."}
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
+	codeNotAvailable    = &failure{status: 409, classifier: "SECURITY_CODE_NOT_AVAILABLE", message: "The security code of the token is not available."}
+	cryptogramDeclined  = &failure{status: 409, classifier: "CRYPTOGRAM_DECLINED", message: "There is no cryptogram for this payment."}
 	noWebhook           = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: "No enabled webhook subscribes to the event."}
 	quotaExceeded       = &failure{status: 409, classifier: "QUOTA_EXCEEDED"}
 	tooManySecrets      = &failure{status: 409, classifier: "WEBHOOK_STATE_CONFLICT", message: fmt.Sprintf("The webhook already has %d active secrets. Wait until one expires.", receive.MaxSecrets)}
@@ -54,6 +61,9 @@ var (
 	tooManyNumbers      = &failure{status: 429, classifier: "RATE_LIMITED", message: "Too many different card numbers with the same first and last digits were sent today.", header: "Retry-After"}
 	internalError       = &failure{status: 500, classifier: "INTERNAL_ERROR", message: "Something went wrong."}
 	providerUnavailable = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The provider could not be reached, or its response could not be understood. It may or may not have received the request."}
+	unreachable         = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "The destination could not be reached. It has received nothing."}
+	forwardUnknown      = &failure{status: 502, classifier: "PROVIDER_UNAVAILABLE", message: "Outcome unknown: the destination may or may not have received the request."}
+	forwardTimeout      = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "Outcome unknown: the destination did not respond in time. It may or may not have received the request."}
 	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
 	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed during a write. The request may or may not have taken effect.", header: "Retry-After", value: "5"}
 	providerTimeout     = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "The provider did not respond in time. It may or may not have received the request."}
@@ -75,6 +85,9 @@ var causes = []struct {
 	{cardvault.ErrProviderAccount, integrationDisabled},
 	{cardvault.ErrTokenInvalidated, tokenInvalidated},
 	{cardvault.ErrCardDataStale, cardDataStale},
+	{forward.ErrDestination, destinationRefused},
+	{forward.ErrTooLarge, payloadTooLarge},
+	{forward.ErrNoSecurityCode, codeNotAvailable},
 	{cardvault.ErrNoWebhook, noWebhook},
 	{cardvault.ErrTooManySecrets, tooManySecrets},
 	{cardvault.ErrTestInProgress, testInProgress},
@@ -109,6 +122,12 @@ func failed(err error) *failure {
 	if errors.As(err, &q) {
 		f := *quotaExceeded
 		f.message = fmt.Sprintf("The account has reached its limit for %s: %d.", fieldNames["Quotas."+q.Quota], q.Limit)
+		return &f
+	}
+
+	if d, ok := errors.AsType[*cardvault.DeclinedError](err); ok {
+		f := *cryptogramDeclined
+		f.details = d.PaymentData.Failures
 		return &f
 	}
 

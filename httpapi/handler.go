@@ -24,6 +24,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -35,6 +36,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi/cardentry"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/google/uuid"
@@ -70,8 +72,8 @@ type Options struct {
 
 	// Timeout bounds the work on one request, reading and writing included. If
 	// it is not longer than cardvault.Options.NetworkTimeout, a network that does
-	// not answer in time is a failure of the service, not one in the record.
-	// Defaults to 30 seconds.
+	// not answer in time is a failure of the service, not one in the record. A forward has
+	// the longest timeout of its destinations in addition. Defaults to 30 seconds.
 	Timeout time.Duration
 
 	// ProviderName is the name of the payment provider of
@@ -98,6 +100,14 @@ type Options struct {
 	// X-Page-Origin, which browsers always send and other clients need not. If nil, each
 	// account has all of AllowedOrigins.
 	AccountOrigins func(account uuid.UUID) []string
+
+	// Forward makes the requests of POST /forward. If nil, that is INTEGRATION_NOT_ENABLED.
+	Forward *forward.Forwarder
+
+	// MaxForwards limits the forwards of this handler that are under way, at least 128. An
+	// account may have a quarter. A forward with a body over 64 KiB counts once more for
+	// each 64 KiB. Beyond it the answer is 429. Defaults to 256.
+	MaxForwards int
 
 	// OmitAbsent leaves members that are null out of every answer, for clients that do not
 	// accept null. An item of a list stays. Deliveries to webhooks are the vault's, and keep
@@ -172,6 +182,14 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 
+	if o.MaxForwards == 0 {
+		o.MaxForwards = 256
+	}
+	if o.MaxForwards < minForwards {
+		return nil, fmt.Errorf("httpapi: Options.MaxForwards must be at least %d", minForwards)
+	}
+	h.forwards = newRoom(o.MaxForwards)
+
 	revocations := o.RateLimit
 	if revocations.PerSecond == 0 {
 		revocations = o.KeyRateLimit
@@ -209,6 +227,7 @@ type handler struct {
 	strangers    *limiter[netip.Addr]  // of sessions that never were, by client
 	unauthorized *failure              // with Options.Challenge
 	entry        http.Handler          // the card-entry component
+	forwards     *room                 // that are under way
 	endless      sync.Once             // a ResponseWriter without deadlines was logged
 }
 
@@ -238,7 +257,7 @@ var (
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	ctx := &deadline{Context: r.Context(), at: start.Add(h.opts.Timeout)}
+	ctx := &deadline{Context: r.Context(), at: start.Add(h.timeout(r))}
 	defer ctx.end()
 
 	// The embedding server may have no deadlines. net/http ends these: the one for
@@ -269,6 +288,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer b.free()
 	c := &b.call
 	*c = call{ctx: ctx, request: r, requestID: requestID, buffers: b, answer: b.answer[:0], contentType: jsonType, header: header, opts: &h.opts, unauthorized: h.unauthorized}
+	defer func() {
+		if c.leave != nil {
+			c.leave()
+		}
+	}()
 	err := h.serve(c)
 	b.drop(r)
 
@@ -284,6 +308,14 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Written out while the deadline holds.
 	_ = rc.Flush()
 	h.log(c, status, time.Since(start), err)
+}
+
+// timeout returns how long the work on a request may take.
+func (h *handler) timeout(r *http.Request) time.Duration {
+	if h.opts.Forward != nil && r.URL.Path == "/forward" {
+		return h.opts.Timeout + h.opts.Forward.Timeout()
+	}
+	return h.opts.Timeout
 }
 
 // write writes the answer to a call that ended with err, and returns its status.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/internal/replay"
 )
 
@@ -29,7 +30,7 @@ func (c *call) serveOnce() (err error) {
 
 	c.ctx = replay.WithBorder(c.ctx, border)
 	err = c.endpoint.serve(c)
-	if border.Replayed && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState)) {
+	if border.Replayed && (err == nil || errors.Is(err, cardvault.ErrNetworkTokenState) || errors.Is(err, forward.ErrOutcomeUnknown)) {
 		c.header.Set("Idempotency-Replayed", "true")
 	}
 	return err

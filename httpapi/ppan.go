@@ -33,8 +33,8 @@ func obtainPPAN(name string) *endpoint {
 	return &endpoint{
 		scope:     cardvault.ScopePPANCreate,
 		needsBody: true,
-		enabled: func(v *cardvault.Vault) error {
-			if !v.PPANEnabled() {
+		enabled: func(h *handler) error {
+			if !h.vault.PPANEnabled() {
 				return fmt.Errorf("%w: Options.PPAN of the vault is nil", integrationDisabled)
 			}
 			return nil

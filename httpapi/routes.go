@@ -23,8 +23,8 @@ type endpoint struct {
 	// them, because its keys would have no creator to end with.
 	ofKeys bool
 
-	// enabled, if set, says whether the vault is set up for the endpoint.
-	enabled func(*cardvault.Vault) error
+	// enabled, if set, says whether the handler is set up for the endpoint.
+	enabled func(*handler) error
 
 	// repeatable endpoints honour an idempotency key.
 	repeatable bool
@@ -32,6 +32,8 @@ type endpoint struct {
 	// needsBody marks endpoints with a required member. Others treat a missing body as {},
 	// and endpoints without members accept nothing else.
 	needsBody bool
+
+	maxBody int // bytes; 0 stands for the default, maxBody
 
 	serve func(*call) error
 }
@@ -65,6 +67,7 @@ var routes = []route{
 	{[]string{"tokens", "*", "refresh-session"}, map[string]*endpoint{"POST": refreshSession}},
 	{[]string{"tokens", "*", "consume"}, map[string]*endpoint{"POST": consumeToken}},
 	ppanRoute(neutralProvider),
+	{[]string{"forward"}, map[string]*endpoint{"POST": forwardCard}},
 	{[]string{"sessions", "*"}, map[string]*endpoint{"GET": getSession, "OPTIONS": preflight}},
 	{[]string{"sessions", "*", "complete-action"}, map[string]*endpoint{"POST": completeSession, "OPTIONS": preflight}},
 	{[]string{"api-keys"}, map[string]*endpoint{"GET": listAPIKeys, "POST": createAPIKey}},

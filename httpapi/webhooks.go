@@ -183,8 +183,8 @@ func readEventTypes(f fields) (types []receive.EventType) {
 	return types
 }
 
-func webhooksEnabled(v *cardvault.Vault) error {
-	if v.Sender() == nil {
+func webhooksEnabled(h *handler) error {
+	if h.vault.Sender() == nil {
 		return fmt.Errorf("%w: Options.Webhooks of the vault is nil", webhooksDisabled)
 	}
 	return nil

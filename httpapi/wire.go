@@ -209,6 +209,10 @@ func appendFailure(b []byte, f *failure) []byte {
 		b = append(b, `,"validation_errors":`...)
 		b = appendList(b, f.violations, appendViolation)
 	}
+	if f.details != nil {
+		b = append(b, `,"failure_details":`...)
+		b = appendList(b, f.details, func(b []byte, d cardvault.Failure) []byte { return wire.Append(b, &d) })
+	}
 	return append(b, '}')
 }
 

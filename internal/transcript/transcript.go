@@ -78,9 +78,10 @@ func Files(t *testing.T, dir string) []*File {
 // has no order. Then, and with [Setup.Patience], times are not compared. With update the
 // answers are written into the file as they are: read them.
 func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) {
+	provider := startPSP(t)
 	InBubble(t, func(t *testing.T) {
 		s := setup(t)
-		p := &player{world: newWorld(t, s), update: update, loose: len(s.Stores) > 1 || s.Patience > 0}
+		p := &player{world: newWorld(t, s, provider), update: update, loose: len(s.Stores) > 1 || s.Patience > 0}
 		for i, paragraph := range f.text {
 			f.text[i] = p.play(t, paragraph)
 		}
@@ -223,6 +224,9 @@ func (p *player) read(t *testing.T, line string, r *request) {
 func (p *player) ask(t *testing.T, h http.Handler, r *request, paragraph string) string {
 	t.Helper()
 	got := Send(t, h, r.method, r.target, r.body, r.headers...)
+	for _, f := range p.world.forwarders {
+		f.Close() // else time would stand still
+	}
 	if p.loose {
 		time.Sleep(time.Microsecond)
 	}

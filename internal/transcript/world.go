@@ -18,6 +18,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
@@ -73,10 +74,14 @@ type world struct {
 	values   map[string]string       // of placeholders
 	sim      *simnet.Network         // once there is a network
 	running  []*running
+
+	psp        *psp
+	other      uuid.UUID // an account that may forward where {key} may not
+	forwarders []*forward.Forwarder
 }
 
-func newWorld(t *testing.T, s *Setup) *world {
-	w := &world{setup: s, log: new(log)}
+func newWorld(t *testing.T, s *Setup, provider *psp) *world {
+	w := &world{setup: s, log: new(log), psp: provider}
 	w.opts = cardvault.Options{
 		Mode:     cardvault.Sandbox,
 		PPAN:     Provider{},
@@ -116,6 +121,7 @@ func newWorld(t *testing.T, s *Setup) *world {
 		"other":      text(other, 0, all...),      // a key of another account
 		"unapproved": text(unapproved, 0, all...), // an account that may not import
 		"unscoped":   text(v, 0, cardvault.ScopeWebhooksRead),
+		"forwarder":  text(v, 0, cardvault.ScopeForwardCreate),
 		"lister":     text(v, 0, cardvault.ScopeAPIKeysRead),
 		"maker":      text(v, 0, cardvault.ScopeAPIKeysWrite, cardvault.ScopeTokensRead),
 		"revoked":    revokedText,
@@ -134,6 +140,12 @@ func newWorld(t *testing.T, s *Setup) *world {
 	}
 
 	w.values["foreign"] = foreign.ID.String() // a token of another account
+	w.values["psp"], w.values["gone"] = provider.URL, provider.gone
+	account, err := other.Account(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.other = account.ID
 	w.values["merchant"] = primaryMerchant(t, v).ID.String()
 	w.values["foreigner"] = primaryMerchant(t, other).ID.String() // a merchant of another account
 	<-time.After(2 * time.Second)
@@ -166,7 +178,7 @@ func (w *world) replicas(t *testing.T) map[string]http.Handler {
 	return map[string]http.Handler{
 		"":         w.serve(t, w.vaults, httpapi.Options{}),
 		"closed":   w.serve(t, closed, httpapi.Options{}),
-		"disabled": w.serve(t, w.open(t, w.setup.Stores, &disabled), httpapi.Options{}), // it has no provider and no sender
+		"disabled": w.serve(t, w.open(t, w.setup.Stores, &disabled), httpapi.Options{}), // it has no provider, no sender and no forwarder
 		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                        // its store is unavailable
 		"shop":     w.serve(t, w.vaults, httpapi.Options{AllowedOrigins: []string{"https://shop.example"}}),
 		// {key} has just made its one request in ten seconds to each replica, and one DELETE
@@ -199,6 +211,10 @@ func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Opti
 	opts.OmitAbsent, opts.IgnoreUnknown = w.setup.OmitAbsent, w.setup.IgnoreUnknown
 	var replicas []http.Handler
 	for _, v := range vaults {
+		if v.PPANEnabled() {
+			opts.Forward = w.psp.forwarder(t, v, w.other)
+			w.forwarders = append(w.forwarders, opts.Forward)
+		}
 		h, err := httpapi.NewHandler(v, &opts)
 		if err != nil {
 			t.Fatal(err)

@@ -124,16 +124,14 @@ func (c *Call) Make(ctx context.Context, s Source) (sent *Sent, err error) {
 
 // repeated returns the result of an earlier call.
 func repeated(kept []byte) (*Sent, error) {
-	sent := &Sent{Detail: "repetition", Replayed: true}
-	for r := tlv.Read(kept); r.Next(); {
-		if answer := r.Value; r.Tag == tagAnswer {
-			sent.Answer = func() []byte { return answer }
+	var answer []byte
+	r := tlv.Read(kept)
+	for r.Next() {
+		if r.Tag == tagAnswer {
+			answer = r.Value
 		}
 	}
-	if sent.Answer == nil {
-		return nil, fmt.Errorf("%w: answer cannot be read", ledger.ErrDamaged)
-	}
-	return sent, nil
+	return &Sent{Answer: func() []byte { return answer }, Detail: "repetition", Replayed: true}, ledger.ReadError(&r)
 }
 
 // tagAnswer is the tag of the answer in a kept result, which is padded.

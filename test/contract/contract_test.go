@@ -53,6 +53,9 @@ func TestRequestsAreClosed(t *testing.T) {
 	var inside func(where string, node any)
 	inside = func(where string, node any) {
 		schema := c.resolve(node)
+		if _, free := schema["additionalProperties"].(map[string]any); free && schema["properties"] == nil {
+			return // the names are the caller's
+		}
 		if schema["type"] == "object" && schema["additionalProperties"] != false {
 			t.Errorf("%s accepts any member", where)
 		}

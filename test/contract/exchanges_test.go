@@ -17,6 +17,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/network"
@@ -174,6 +175,18 @@ func vaultOn(t testing.TB, s store.Store, o cardvault.Options) *cardvault.Vault 
 
 func serve(t testing.TB, v *cardvault.Vault, o *httpapi.Options) http.Handler {
 	t.Helper()
+	if o == nil {
+		o = new(httpapi.Options)
+	}
+	if v.PPANEnabled() {
+		to := []forward.Destination{{Name: "psp", URL: "https://psp.example/"}} // requests go elsewhere
+		f, err := forward.New(v, to, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(f.Close)
+		o.Forward = f
+	}
 	h, err := httpapi.NewHandler(v, o)
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,127 @@
+package transcript
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward"
+	"github.com/google/uuid"
+)
+
+// A psp is a payment provider to which POST /forward sends cards. It stands outside the
+// bubble, where time stands still while a connection is open: see rest.
+type psp struct {
+	*httptest.Server
+	gone string // the URL of a server that has ended
+}
+
+func startPSP(t *testing.T) *psp {
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	p := &psp{httptest.NewServer(http.HandlerFunc(answerPSP)), gone.URL}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// answerPSP answers as the path says.
+func answerPSP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	h := w.Header()
+	h["Date"] = nil
+	switch _, path, _ := strings.Cut(r.URL.Path[1:], "/"); path {
+	case "charges":
+		charge(w, r, body)
+	case "echo":
+		h["Content-Type"] = r.Header["Content-Type"]
+		h["Set-Cookie"], h["X-Several"] = []string{"session=1"}, []string{"1", "2"}
+		if given := r.Header.Get("X-Card"); given != "" {
+			h.Set("X-Given", given)
+		}
+		_, _ = w.Write(body) // the client is gone if this fails
+	case "empty":
+		w.WriteHeader(http.StatusNoContent)
+	case "bytes":
+		h.Set("Content-Type", "application/octet-stream")
+		_, _ = w.Write([]byte{0xff, 0xfe, 0xfd}) // likewise
+	case "large":
+		h.Set("Content-Type", "text/plain")
+		_, _ = w.Write(make([]byte, 1<<20+1)) // likewise
+	case "moved":
+		h.Set("Location", "https://elsewhere.example/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	case "cut":
+		panic(http.ErrAbortHandler)
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+// charge charges a card, and answers with what shows that it has arrived.
+func charge(w http.ResponseWriter, r *http.Request, body []byte) {
+	var c struct {
+		Number string          `json:"number"`
+		Month  json.RawMessage `json:"month"`
+		Year   json.RawMessage `json:"year"`
+		Code   string          `json:"code"`
+		Name   string          `json:"name"`
+		Proof  string          `json:"proof"`
+		ECI    string          `json:"eci"`
+	}
+	if r.Header.Get("Content-Type") == "application/x-www-form-urlencoded" {
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		c.Number, c.Name = r.FormValue("card[number]"), r.FormValue("name")
+		c.Month, c.Year = json.RawMessage(r.FormValue("month")), json.RawMessage(r.FormValue("year"))
+	} else if json.Unmarshal(body, &c) != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+
+	w.Header().Set("Content-Type", "application/json")
+	if len(c.Number) < 12 {
+		w.WriteHeader(http.StatusPaymentRequired)
+		_, _ = w.Write([]byte(`{"error":"card_declined"}`)) // the client is gone if this fails
+		return
+	}
+	answer, err := json.Marshal(map[string]any{
+		"id": "ch_1", "iin": c.Number[:6], "length": len(c.Number), "month": string(c.Month), "year": string(c.Year),
+		"code": len(c.Code), "name": c.Name, "proof": len(c.Proof), "eci": c.ECI, "key": r.Header.Get("Authorization"),
+	})
+	if err != nil {
+		return
+	}
+	w.WriteHeader(http.StatusCreated)
+	_, _ = w.Write(answer) // likewise
+}
+
+// credential returns a credential of the operator for the provider.
+func credential(_ context.Context, _ uuid.UUID, name string) (forward.Credential, error) {
+	if name != "key" {
+		return forward.Credential{}, nil
+	}
+	return forward.NewCredential([]byte("sk_of_the_operator")), nil
+}
+
+// forwarder returns a forwarder to the provider, whose connections end with the test.
+func (p *psp) forwarder(t *testing.T, v *cardvault.Vault, other uuid.UUID) *forward.Forwarder {
+	t.Helper()
+	f, err := forward.New(v, []forward.Destination{
+		{Name: "psp", URL: p.URL + "/v1/", Credential: credential},
+		{Name: "reader", URL: p.URL + "/v1/empty", Methods: []string{"GET"}},
+		{Name: "others", URL: p.URL + "/others/", Accounts: []uuid.UUID{other}},
+		{Name: "gone", URL: p.gone + "/v1/"},
+	}, &forward.Options{AllowLoopback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
