@@ -68,7 +68,7 @@ func (f failures) around(t *testing.T) {
 		}{
 			{400, r.body, "X-Api-Version", "2.0"},
 			{400, "[]", "X-Nothing", ""},
-			{413, strings.Repeat(" ", 65<<10), "X-Nothing", ""},
+			{413, strings.Repeat(" ", 1<<20+1), "X-Nothing", ""},
 			{415, "{}", "Content-Type", "text/plain"},
 			{422, `{"unknown":1}`, "X-Nothing", ""},
 		} {
