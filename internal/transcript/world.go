@@ -121,7 +121,7 @@ func newWorld(t *testing.T, s *Setup, provider *psp) *world {
 		"other":      text(other, 0, all...),      // a key of another account
 		"unapproved": text(unapproved, 0, all...), // an account that may not import
 		"unscoped":   text(v, 0, cardvault.ScopeWebhooksRead),
-		"forwarder":  text(v, 0, cardvault.ScopeForwardCreate),
+		"forwarder":  text(newAccount(t, v, nil), 0, cardvault.ScopeForwardCreate),
 		"lister":     text(v, 0, cardvault.ScopeAPIKeysRead),
 		"maker":      text(v, 0, cardvault.ScopeAPIKeysWrite, cardvault.ScopeTokensRead),
 		"revoked":    revokedText,

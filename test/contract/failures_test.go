@@ -166,7 +166,10 @@ func (f failures) stores(t *testing.T) {
 				return
 			}
 			r.headers = nil
-			if a := r.send(t, h, "X-Api-Key", key, "Origin", shop); a.Status < 500 {
+			if f.c.requestSchema(o) == nil {
+				r.body = "" // else it may be refused first
+			}
+			if a := r.send(t, h, "X-Api-Key", key, "Origin", shop); a.Status < 500 && !(o.id == "getCardArt" && a.Status == 404) {
 				t.Errorf("%s is answered with %d %s", o.id, a.Status, a.Body)
 			}
 		})
@@ -228,7 +231,8 @@ func (f failures) scope(t *testing.T, h http.Handler, o *operation, r *request) 
 			t.Errorf("%s without %s is answered with %d %s", o.id, scope, a.Status, a.Body)
 		}
 	}
-	if a := r.send(t, h, "X-Api-Key", newKey(t, f.w.vault, needed...)); a.Status == 403 && !strings.Contains(a.Body, "INTEGRATION") && o.id != "createAPIKey" {
+	if a := r.send(t, h, "X-Api-Key", newKey(t, f.w.vault, needed...)); a.Status == 403 && !strings.Contains(a.Body, "INTEGRATION") && !strings.Contains(a.Body, "DESTINATION") && o.id != "createAPIKey" &&
+		!(o.id == "forward" && strings.Contains(r.body, `"payment_data":`)) {
 		t.Errorf("%s with the needed scopes is answered with %d %s", o.id, a.Status, a.Body)
 	}
 }
