@@ -331,8 +331,7 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 	}
 	c.buffers.answer = c.answer
 	switch {
-	case err != nil:
-	case c.file != nil:
+	case err == nil && c.file != nil:
 		c.answer = c.file
 	case c.opts.OmitAbsent:
 		c.answer = omitNull(c.answer)
