@@ -16,7 +16,7 @@ const (
 )
 
 var classes = func() (table [256]class) {
-	for _, c := range "\x00\t\n\r -._/,+" {
+	for _, c := range "\x00\t\n\r -._/,+():'" {
 		table[c] = separator
 	}
 	for c := '0'; c <= '9'; c++ {
@@ -98,11 +98,15 @@ func are(run []place, digits []byte) bool {
 	return true
 }
 
+const firstMathematical = '\U0001D7CE' // the first zero of the mathematical digits
+
 // classify reads a character that is not ASCII: digits of any script count, and whatever
 // separates or does not show.
 func classify(text []byte) (what class, value byte, size int) {
 	r, size := utf8.DecodeRune(text)
 	switch {
+	case r >= firstMathematical && r < firstMathematical+50: // five alphabets in a row
+		return digit, '0' + byte((r-firstMathematical)%10), size
 	case unicode.Is(unicode.Nd, r):
 		// They come in runs of ten, from zero to nine: Unicode, section 4.6.
 		for lower := r - 1; unicode.Is(unicode.Nd, lower); lower-- {

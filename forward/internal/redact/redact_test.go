@@ -89,6 +89,8 @@ var groupings = []form{
 	{"whole", plain},
 	{"in groups with spaces", groups(" ")},
 	{"in groups with dashes", groups("-")},
+	{"as a telephone number", func(s string) string { return "+" + s[:1] + " (" + s[1:4] + ") " + s[4:] }},
+	{"in groups with colons", groups(":")},
 	{"in groups with no-break spaces", groups("\u00a0")},
 	{"in groups with en dashes", groups("\u2013")},
 	{"single digits", func(s string) string { return strings.Join(strings.Split(s, ""), " ") }},
@@ -164,7 +166,8 @@ func TestMask(t *testing.T) {
 		`no number`:                                             `no number`,
 		`4242420111114243 5242420111114242`:                     `4242420111114243 5242420111114242`,
 		"1" + pan:                                               "1424242******4242",
-		pan + pan:                                               "424242******4242424242******4242",
+		"\U0001D7FA242420111114\U0001D7D04\U0001D7E4":           "\U0001D7FA24242******4\U0001D7D04\U0001D7E4",
+		pan + pan: "424242******4242424242******4242",
 	} {
 		got, redacted := redactor().Text([]byte(text), strings.HasPrefix(text, "{"))
 		if string(got) != want || redacted != (text != want) {
