@@ -1,12 +1,16 @@
 // Checkout is a shop that takes cards through a vault over REST, and never sees one.
 //
 //	go run ./examples/server &
-//	go run ./examples/checkout [-addr 127.0.0.1:8090] [-sandbox ./cardvault-data/sandbox.json]
+//	go run ./examples/checkout [-addr 127.0.0.1:8090] [-sandbox ./cardvault-data/sandbox.json] [-forward]
 //
 // The shop makes a session and puts its id on the page, where the shopper enters
 // the card in fields of the vault. It asks the vault which token came of the
 // session, waits for the network token, has a cryptogram made for this one payment
 // and gives both to its acquirer. The vault must allow the origin of the shop.
+//
+// With -forward the shop pays with the card itself: the vault forwards it to the payment
+// provider of the shop, here at /psp/ of the shop's address. The sandbox server has that
+// address as a destination.
 package main
 
 import (
@@ -52,16 +56,17 @@ const (
 func main() {
 	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on; the vault must allow its origin")
 	sandboxFile := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` written by the sandbox server")
+	forward := flag.Bool("forward", false, "pay through a forward to the payment provider, not with a cryptogram")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *addr, *sandboxFile); err != nil {
+	if err := run(ctx, *addr, *sandboxFile, *forward); err != nil {
 		fmt.Fprintln(os.Stderr, "checkout:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, addr, sandboxFile string) error {
+func run(ctx context.Context, addr, sandboxFile string, forward bool) error {
 	data, err := os.ReadFile(sandboxFile)
 	if err != nil {
 		return fmt.Errorf("start the sandbox server first: %w", err)
@@ -84,6 +89,9 @@ func run(ctx context.Context, addr, sandboxFile string) error {
 	if err != nil {
 		return err
 	}
+	if forward {
+		s.psp = "http://" + listener.Addr().String() + "/psp/charges"
+	}
 	return s.serve(ctx, listener)
 }
 
@@ -105,6 +113,8 @@ type shop struct {
 
 	// acquire charges a card with the shop's acquirer.
 	acquire func(ctx context.Context, reference string, cents int, c *receive.Credential) error
+
+	psp string // URL of the payment provider, if it is paid through a forward
 
 	hook http.Handler // nil if the vault has no webhooks
 
@@ -186,9 +196,12 @@ func (s *shop) handler() http.Handler {
 	mux.HandleFunc("GET /{$}", s.front)
 	mux.HandleFunc("GET /shop.js", file("text/javascript", script))
 	mux.HandleFunc("GET /shop.css", file("text/css", style))
-	mux.HandleFunc("POST /orders/{id}/pay", s.forOrder(s.pay))
+	mux.HandleFunc("POST /orders/{id}/pay", s.forOrder(s.settle))
 	mux.HandleFunc("POST /orders/{id}/session", s.forOrder(s.renew))
 	mux.HandleFunc("POST /webhooks", s.webhook)
+	if s.psp != "" {
+		mux.Handle("POST /psp/charges", newPSP())
+	}
 	guarded := http.NewCrossOriginProtection().Handler(mux) // no page of others makes a shopper pay
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -300,9 +313,9 @@ func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
 	return &answer{Session: o.session}, nil
 }
 
-// pay pays an order with the card of its session. It can be repeated: an order is
+// settle pays an order with the card of its session. It can be repeated: an order is
 // paid once.
-func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
+func (s *shop) settle(ctx context.Context, o *order) (*answer, error) {
 	if o.paid != nil {
 		return o.paid, nil
 	}
@@ -312,6 +325,14 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		}
 	}
 
+	if s.psp != "" {
+		return s.forward(ctx, o)
+	}
+	return s.pay(ctx, o)
+}
+
+// pay pays an order with a cryptogram for the network token of its card.
+func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 	t, err := s.ready(ctx, o.token)
 	switch {
 	case err != nil:

@@ -6,6 +6,7 @@ import (
 	"crypto/fips140"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/receive"
@@ -53,7 +55,8 @@ type rig struct {
 	stop    func() error // the shop
 	log     logBuffer
 
-	webhooks bool // the vault has webhooks
+	webhooks bool     // the vault has webhooks
+	forwards []string // headers and bodies that the payment provider has received
 	down     atomic.Bool
 	calls    calls
 	charged  []string // network tokens
@@ -72,7 +75,7 @@ func inBubble(t *testing.T, webhooks bool, f func(*testing.T, *rig)) {
 
 func newRig(t *testing.T, webhooks bool) *rig {
 	t.Helper()
-	r := &rig{webhooks: webhooks, pipes: map[string]*pipe{"vault.example:80": newPipe(), "shop.example:80": newPipe()}}
+	r := &rig{webhooks: webhooks, pipes: map[string]*pipe{"vault.example:80": newPipe(), "shop.example:80": newPipe(), "127.0.0.1:80": newPipe()}}
 	r.web = &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return r.pipes[address].dial(ctx)
 	}}
@@ -96,7 +99,14 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.api, err = httpapi.NewHandler(r.vault, &httpapi.Options{Logger: logger}); err != nil {
+	forwarder, err := forward.New(r.vault, []forward.Destination{{Name: "psp", URL: "http://127.0.0.1/psp/"}}, &forward.Options{
+		AllowLoopback: true,
+		Dial:          func(ctx context.Context, _, address string) (net.Conn, error) { return r.pipes[address].dial(ctx) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.api, err = httpapi.NewHandler(r.vault, &httpapi.Options{Logger: logger, Forward: forwarder}); err != nil {
 		t.Fatal(err)
 	}
 	r.shop, err = newShop("http://vault.example", account{APIKey: key.Text.Text(), MerchantID: merchant.ID.String(), PaymentSecret: payment.Secret.Text()}, logger)
@@ -118,6 +128,8 @@ func newRig(t *testing.T, webhooks bool) *rig {
 		return r.decline
 	}
 
+	provider := &http.Server{Handler: r.provider(newPSP())}
+	go provider.Serve(r.pipes["127.0.0.1:80"])
 	server := &http.Server{Handler: http.HandlerFunc(r.serveVault)}
 	go server.Serve(r.pipes["vault.example:80"])
 	working, stopWork := context.WithCancel(t.Context())
@@ -139,6 +151,10 @@ func newRig(t *testing.T, webhooks bool) *rig {
 			t.Error(err)
 		}
 		r.web.CloseIdleConnections()
+		forwarder.Close()
+		if err := provider.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
 		if err := server.Shutdown(context.Background()); err != nil {
 			t.Error(err)
 		}
@@ -163,6 +179,23 @@ func (r *rig) serveVault(w http.ResponseWriter, req *http.Request) {
 	default:
 		r.api.ServeHTTP(w, req)
 	}
+}
+
+// provider keeps what a payment provider receives.
+func (r *rig) provider(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return
+		}
+		if r.decline != nil {
+			http.Error(w, "declined", http.StatusPaymentRequired)
+			return
+		}
+		r.forwards = append(r.forwards, req.Header.Get("Idempotency-Key")+" "+string(body))
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		h.ServeHTTP(w, req)
+	})
 }
 
 // Event delivers an event from the vault to the shop.
@@ -414,6 +447,35 @@ func TestPay(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestForward: an order is paid with the card itself, which the payment provider receives
+// from the vault, and neither the shop nor the browser.
+func TestForward(t *testing.T) {
+	inBubble(t, false, func(t *testing.T, r *rig) {
+		r.psp = "http://127.0.0.1/psp/charges"
+		b := r.browse(t)
+		b.want(t, "pay", "", "new_session", "")
+		b.enter(t, 0)
+		r.decline = errors.New("not enough money")
+		b.want(t, "pay", "declined", "new_session", "")
+		r.decline = nil
+		b.want(t, "pay", "paid", "", "ch_1")
+		b.want(t, "pay", "paid", "", "******")
+		want := fmt.Sprintf(`%s {"reference":"%s","amount":1999,"currency":"EUR","number":"%s","month":"12","year":"2030","code":"%s"}`,
+			b.order, b.order, r.calls.secrets[0], code)
+		if len(r.forwards) != 1 || r.forwards[0] != want {
+			t.Errorf("the provider received %q, want %q", r.forwards, want)
+		}
+		if k := r.token(t); r.hasCode(t, k.ID) {
+			t.Error("the vault still has the security code")
+		}
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+		vaulttest.AssertNoLeak(t, append(r.calls.secrets, r.APIKey), r.log.String(), r.seen.String())
+		vaulttest.AssertNoLeak(t, []string{code}, r.log.String())
+	})
 }
 
 // A payment that waits too long can be tried again until its outcome is known.

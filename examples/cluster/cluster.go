@@ -94,6 +94,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 		BaseURL:         baseURL,
 		File:            cl.file,
 		Origins:         c.origins,
+		Forward:         sandbox.Providers,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
 		Replicas:        c.replicas,

@@ -5,6 +5,7 @@
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-log-level info]
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
+//		[-forward http://127.0.0.1:8090/psp/,http://localhost:8090/psp/]
 //
 // At every start it writes what a client needs to DATA/sandbox.json and prints
 // lines for a shell that end with an open cryptogram. GET / is a page on which cards are
@@ -38,6 +39,7 @@ import (
 type config struct {
 	addr, data      string
 	origins         string
+	forward         string
 	securityCodeTTL time.Duration
 	sessionTTL      time.Duration
 	logLevel        slog.Level
@@ -48,6 +50,7 @@ func main() {
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 picks a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key, the simulator and sandbox.json")
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
+	flag.StringVar(&c.forward, "forward", sandbox.Providers, "comma-separated `URLs` on this machine to which cards may be forwarded")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
@@ -76,15 +79,11 @@ const shutdownTimeout = 10 * time.Second
 
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
-	listener, err := net.Listen("tcp", c.addr)
+	listener, err := listen(c.addr, log)
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-
-	if a, ok := listener.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		log.Warn("any client that reaches this address can use the page and its API", "addr", a)
-	}
 	if err := os.MkdirAll(c.data, 0o700); err != nil {
 		return err
 	}
@@ -111,6 +110,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		BaseURL:         baseURL,
 		File:            file,
 		Origins:         c.origins,
+		Forward:         c.forward,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
 		Log:             log,
@@ -148,6 +148,18 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		credentials.Announce(stdout, file)
 		return nil
 	})
+}
+
+// listen returns a listener, and warns of one that other machines can reach.
+func listen(addr string, log *slog.Logger) (net.Listener, error) {
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	if a, ok := listener.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+		log.Warn("any client that reaches this address can use the page and its API", "addr", a)
+	}
+	return listener, nil
 }
 
 // serve serves and has the vault work in the background until ctx ends. announce is

@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/forward"
+	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 	"github.com/mercadopago/sdk-go/pkg/cardtoken"
@@ -56,7 +59,11 @@ func serve(t *testing.T, h http.HandlerFunc) *provider {
 // stored returns a forwarder to a provider and the token of a card.
 func stored(t *testing.T, p *provider) (*forward.Forwarder, uuid.UUID) {
 	t.Helper()
-	v := vaulttest.New(t)
+	return storedIn(t, vaulttest.New(t), p)
+}
+
+func storedIn(t *testing.T, v *cardvault.Vault, p *provider) (*forward.Forwarder, uuid.UUID) {
+	t.Helper()
 	token, err := v.Import(t.Context(), cardvault.Card{
 		PAN:          card.NewPAN([]byte(number)),
 		Expiry:       card.Expiry{Month: 4, Year: 2088},
@@ -86,10 +93,10 @@ func (l *logger) Infof(format string, v ...any)  { fmt.Fprintf(l, format+"\n", v
 func (l *logger) Warnf(format string, v ...any)  { fmt.Fprintf(l, format+"\n", v...) }
 func (l *logger) Errorf(format string, v ...any) { fmt.Fprintf(l, format+"\n", v...) }
 
-// TestStripe: stripe-go makes a payment method and a payment with random placeholders. Its
-// errors, its log and its answers have no card.
-func TestStripe(t *testing.T) {
-	p := serve(t, func(w http.ResponseWriter, r *http.Request) {
+// stripeServer is a server like Stripe's. note is the metadata that it wants.
+func stripeServer(t *testing.T, note string) *provider {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		form, err := url.ParseQuery(string(body))
 		if err != nil {
@@ -98,7 +105,7 @@ func TestStripe(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
 		case "/v1/payment_methods":
-			if form.Get("card[number]") != number || form.Get("card[cvc]") != code || form.Get("billing_details[name]") != holder || form.Get("metadata[note]") != typed {
+			if form.Get("card[number]") != number || form.Get("card[cvc]") != code || form.Get("billing_details[name]") != holder || form.Get("metadata[note]") != note {
 				t.Errorf("form is %v", form)
 			}
 			fmt.Fprintf(w, `{"id":"pm_123","object":"payment_method","card":{"last4":"4242"},"metadata":{"echo":"%s"}}`, form.Get("card[number]"))
@@ -107,6 +114,12 @@ func TestStripe(t *testing.T) {
 			fmt.Fprintf(w, `{"error":{"type":"card_error","code":"card_declined","message":"Your card %s was declined."}}`, number)
 		}
 	})
+}
+
+// TestStripe: stripe-go makes a payment method and a payment with random placeholders. Its
+// errors, its log and its answers have no card.
+func TestStripe(t *testing.T) {
+	p := stripeServer(t, typed)
 	f, token := stored(t, p)
 	var logged logger
 	client := stripe.NewClient("sk_test_1", stripe.WithBackends(stripe.NewBackendsWithConfig(&stripe.BackendConfig{
@@ -195,5 +208,33 @@ func TestMercadoPago(t *testing.T) {
 	})
 	if err != nil || got.ID != "tok_1" || got.FirstSixDigits != "424242" || strings.Contains(fmt.Sprintf("%+v", got), number) {
 		t.Errorf("answer is %+v, %v", got, err)
+	}
+}
+
+// TestStripeNode: Stripe's library for Node.js pays over POST /forward.
+func TestStripeNode(t *testing.T) {
+	if _, err := os.Stat("node_modules/stripe"); err != nil {
+		t.Skip("stripe is not installed (npm ci --prefix test/sdks --ignore-scripts)")
+	}
+	if _, err := exec.LookPath("node"); err != nil {
+		t.Skip("Node.js is not installed (Debian: apt-get install nodejs)")
+	}
+	p, v := stripeServer(t, ""), vaulttest.New(t)
+	f, token := storedIn(t, v, p)
+	api, err := httpapi.NewHandler(v, &httpapi.Options{Forward: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vault := httptest.NewServer(api)
+	defer vault.Close()
+	key, err := v.CreateAPIKey(t.Context(), "shop", []cardvault.Scope{cardvault.ScopeForwardCreate}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	out, err := exec.CommandContext(t.Context(), "node", "pay.js", vault.URL, key.Text.Text(), token.String(), p.URL).CombinedOutput()
+	want := "pm_123 " + masked + "\ncard_declined Your card " + masked + " was declined.\n"
+	if err != nil || string(out) != want {
+		t.Errorf("it prints %s, %v", out, err)
 	}
 }

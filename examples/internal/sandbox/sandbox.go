@@ -12,9 +12,11 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/webhook"
@@ -27,6 +29,9 @@ const NetworkTimeout = 3 * time.Second
 // Shops are the origins at which examples/checkout runs.
 const Shops = "http://127.0.0.1:8090,http://localhost:8090"
 
+// Providers are the URLs to which examples/checkout has cards forwarded.
+const Providers = "http://127.0.0.1:8090/psp/,http://localhost:8090/psp/"
+
 // Challenges returns where the shoppers of a sandbox confirm identifications:
 // [simnet.Options].ChallengeURL.
 func Challenges(baseURL string) string { return baseURL + "/simulator/identifications/" }
@@ -37,6 +42,7 @@ type Options struct {
 	BaseURL string          // where clients reach it
 	File    string          // of the credentials, which the page names
 	Origins string          // whose pages may enter cards, with commas between them
+	Forward string          // URLs on this machine to which cards may be forwarded, likewise
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
@@ -54,6 +60,9 @@ type Sandbox struct {
 	provider *provider
 	sender   *webhook.Sender
 	recent   *events
+
+	mu       sync.Mutex
+	forwards []*forward.Forwarder // of the handlers
 }
 
 // New starts a payment provider on a port of its own.
@@ -62,12 +71,17 @@ func New(o Options) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Sandbox{o, p, webhook.New(&webhook.Options{AllowPrivateTargets: true}), new(events)}, nil
+	return &Sandbox{opts: o, provider: p, sender: webhook.New(&webhook.Options{AllowPrivateTargets: true}), recent: new(events)}, nil
 }
 
 // Close ends running calls to the payment provider and to webhooks.
 func (s *Sandbox) Close() error {
 	s.sender.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.forwards {
+		f.Close()
+	}
 	return s.provider.Close()
 }
 
@@ -94,9 +108,15 @@ func (s *Sandbox) Vault() *cardvault.Options {
 // key, which cannot be guessed and which all replicas share.
 func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (http.Handler, error) {
 	log, control := s.opts.Log, s.opts.Network.Control()
+	forwarder, err := s.forwarder(v)
+	if err != nil {
+		return nil, err
+	}
+
 	api, err := httpapi.NewHandler(v, &httpapi.Options{
 		AllowedOrigins: strings.FieldsFunc(s.opts.Origins, func(r rune) bool { return r == ',' }),
 		ClientAddr:     s.opts.ClientAddr,
+		Forward:        forwarder,
 		Logger:         log,
 	})
 	if err != nil {
@@ -123,6 +143,22 @@ func (s *Sandbox) Handler(v *cardvault.Vault, accounts []Account, key string) (h
 			api.ServeHTTP(w, r)
 		}
 	}), nil
+}
+
+// forwarder returns a forwarder to the destinations of the sandbox.
+func (s *Sandbox) forwarder(v *cardvault.Vault) (*forward.Forwarder, error) {
+	var all []forward.Destination
+	for i, url := range strings.FieldsFunc(s.opts.Forward, func(r rune) bool { return r == ',' }) {
+		all = append(all, forward.Destination{Name: "psp" + strconv.Itoa(i+1), URL: url, Methods: []string{"POST", "GET"}})
+	}
+	f, err := forward.New(v, all, &forward.Options{AllowLoopback: true})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forwards = append(s.forwards, f)
+	return f, nil
 }
 
 // Server returns a server with limits for requests. Let it serve [httpapi.Erasing] of a
