@@ -152,9 +152,9 @@ func TestLimits(t *testing.T) {
 		whole  string
 	}{
 		"10 GB": {nil, func(w io.Writer) {
-			for n := 0; n < 10<<30; n += 64 << 10 {
+			for n := int64(0); n < 10<<30; n += 64 << 10 {
 				if _, err := w.Write(make([]byte, 64<<10)); err != nil {
-					served = n
+					served = int(n)
 					return
 				}
 			}
