@@ -22,8 +22,9 @@ var inDocuments = map[string]setting{
 	"docs/forward.md: With the provider's library": {
 		compiled:     "TestStripe of test/sdks makes the same calls",
 		module:       "test/sdks",
-		declarations: vault + `var f *forward.Forwarder; var key string; var month, year int64`,
+		declarations: vault + `var f *forward.Forwarder; var key string`,
 	},
+	"docs/forward.md: Over REST":           {compiled: "its calls are those of docs/serve.md and of the tests of httpapi", declarations: vault + `var f *forward.Forwarder`},
 	"docs/forward.md: Destinations":        {compiled: "it names a provider that is not there", declarations: vault + `var shop uuid.UUID`},
 	"docs/keys.md: Use a KMS":              {compiled: "it lacks the client of a KMS"},
 	"docs/middleware.md: Client addresses": {compiled: "it lacks a vault"},
