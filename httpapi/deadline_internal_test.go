@@ -21,7 +21,7 @@ func TestDeadlineEnds(t *testing.T) {
 		"the time has passed":    {func(func(), *deadline) { time.Sleep(time.Minute) }, context.DeadlineExceeded},
 		"the client is gone":     {func(cancel func(), _ *deadline) { cancel() }, context.Canceled},
 		"the request is over":    {func(_ func(), d *deadline) { d.end() }, context.Canceled},
-		"the time is over first": {func(_ func(), d *deadline) { time.Sleep(time.Minute); _ = d.Err(); d.end() }, context.DeadlineExceeded},
+		"the time is over first": {func(_ func(), d *deadline) { time.Sleep(time.Minute); synctest.Wait(); _ = d.Err(); d.end() }, context.DeadlineExceeded},
 	} {
 		for _, waits := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {

@@ -74,7 +74,7 @@ func parseVault(t *testing.T) (files []*ast.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range paths {
+	for _, path := range append(paths, "../forward/request.go", "../forward/call.go") {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
@@ -90,13 +90,26 @@ func parseVault(t *testing.T) (files []*ast.File) {
 // fieldParameters returns the functions whose first parameter is the name of a field.
 func fieldParameters(files []*ast.File) map[string]bool {
 	takes := map[string]bool{}
-	for _, file := range files {
-		for _, decl := range file.Decls {
-			fn, ok := decl.(*ast.FuncDecl)
-			if ok && fn.Recv == nil && len(fn.Type.Params.List) > 0 && len(fn.Type.Params.List[0].Names) > 0 && fn.Type.Params.List[0].Names[0].Name == "field" {
-				takes[fn.Name.Name] = true
-			}
+	look := func(name ast.Expr, fn *ast.FuncType) {
+		if id, ok := name.(*ast.Ident); ok && len(fn.Params.List) > 0 {
+			first := fn.Params.List[0].Names
+			takes[id.Name] = takes[id.Name] || len(first) > 0 && first[0].Name == "field"
 		}
+	}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if n.Recv == nil {
+					look(n.Name, n.Type)
+				}
+			case *ast.AssignStmt:
+				if lit, ok := n.Rhs[0].(*ast.FuncLit); ok {
+					look(n.Lhs[0], lit.Type)
+				}
+			}
+			return true
+		})
 	}
 	return takes
 }

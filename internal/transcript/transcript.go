@@ -75,13 +75,13 @@ func Files(t *testing.T, dir string) []*File {
 // Play plays the transcript in a bubble of synctest in which it is 2026-11-21,
 // midnight, on what setup, which is called there, returns. With several replicas a
 // microsecond passes after each request, since what two of them make at one instant
-// has no order. Then, and with [Setup.Patience], times are not compared. With update the
-// answers are written into the file as they are: read them.
+// has no order, and times are not compared. With update the answers are written into
+// the file as they are: read them.
 func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) {
 	provider := startPSP(t)
 	InBubble(t, func(t *testing.T) {
 		s := setup(t)
-		p := &player{world: newWorld(t, s, provider), update: update, loose: len(s.Stores) > 1 || s.Patience > 0}
+		p := &player{world: newWorld(t, s, provider), update: update, loose: len(s.Stores) > 1}
 		for i, paragraph := range f.text {
 			f.text[i] = p.play(t, paragraph)
 		}
@@ -170,7 +170,6 @@ func (p *player) play(t *testing.T, paragraph string) string {
 		want = withoutNull(want)
 	}
 
-	time.Sleep(p.world.setup.Patience)
 	synctest.Wait() // due background work is done
 	actual := p.ask(t, h, &r, paragraph)
 	switch {

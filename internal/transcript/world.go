@@ -43,10 +43,6 @@ type Setup struct {
 	// polling takes too long on a real server.
 	Rest time.Duration
 
-	// Patience is how long the stores let background work wait for company. It passes
-	// before each request.
-	Patience time.Duration
-
 	// Sender delivers to webhooks. If nil, [Sender].
 	Sender cardvault.Sender
 

@@ -80,7 +80,7 @@ func (n *till) calls() int {
 // paying returns a sandbox on s with a till.
 func paying(t testing.TB, s store.Store, n *till) *cardvault.Vault {
 	t.Helper()
-	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n, PPAN: desk{}, Webhooks: new(mailbox)})
+	return vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Purposes: []string{purpose}, Network: n, PPAN: desk{}, Webhooks: new(mailbox)})
 }
 
 // usable imports the n-th card and provisions it.

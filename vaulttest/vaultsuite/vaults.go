@@ -16,6 +16,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -106,6 +107,15 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"RefreshSecurityCode": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RefreshSecurityCode(ctx, refresh.ID, codeOf("123")))
+		},
+		"Use": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.Use(ctx, token.ID, purpose, func(context.Context, *cardvault.UsedCard) error { return nil })
+		},
+		"UseCredential": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.UseCredential(ctx, token.ID, purpose, examplePayment, func(context.Context, *receive.Credential) error { return nil })
+		},
+		"Forward": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.Forward(ctx, token.ID, new(branch).call("", canary), nil))
 		},
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ObtainPPAN(ctx, token.ID, ppanAccount()))
