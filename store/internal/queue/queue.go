@@ -93,6 +93,7 @@ type Queue[C Caller] struct {
 	again  []C         // these come before calls
 	hasty  bool        // a call that is not patient was fetched since the last group began
 	seen   time.Time   // when the last group with such a call had ended
+	passed int         // groups with such a call, in a row, that have left patient calls waiting
 	resume *time.Timer // for patient calls without company
 }
 
@@ -230,14 +231,19 @@ func (q *Queue[C]) Next(group []C, wake <-chan time.Time) (next C, ok bool) {
 }
 
 // wait returns the first call of a group. A patient call comes first only if no other call
-// was fetched for store.Patience.
+// was fetched for store.Patience, or if four groups had no place for it: large calls fill a
+// group alone, and in a backend that fails each call is a group.
 func (q *Queue[C]) wait(wake <-chan time.Time) (first C, ok bool) {
 	if q.hasty {
 		q.hasty, q.seen = false, time.Now()
+		q.passed++
+	}
+	if len(q.patient) == 0 {
+		q.passed = 0
 	}
 
 	patient, resume := q.patient, (<-chan time.Time)(nil)
-	if rest := store.Patience - time.Since(q.seen); rest > 0 {
+	if rest := store.Patience - time.Since(q.seen); rest > 0 && q.passed < 4 {
 		if q.resume == nil {
 			q.resume = time.NewTimer(rest)
 		}
@@ -255,6 +261,7 @@ func (q *Queue[C]) wait(wake <-chan time.Time) (first C, ok bool) {
 			q.hasty = true
 			return first, true
 		case first = <-patient:
+			q.passed = 0
 			return first, true
 		case <-resume:
 			patient, resume = q.patient, nil
@@ -268,6 +275,7 @@ func (q *Queue[C]) poll(n int) (next C, ok bool) {
 	if n%4 == 3 {
 		select {
 		case next = <-q.patient:
+			q.passed = 0
 			return next, true
 		default:
 		}
@@ -281,6 +289,7 @@ func (q *Queue[C]) poll(n int) (next C, ok bool) {
 	}
 	select {
 	case next = <-q.patient:
+		q.passed = 0
 		return next, true
 	default:
 		return next, false

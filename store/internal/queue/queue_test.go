@@ -406,3 +406,37 @@ func TestPatienceIsNotEndless(t *testing.T) {
 		}
 	})
 }
+
+// Patient calls get a place where each group has room for one call alone.
+func TestPatienceBesideFullGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, ctx := queue.New[*call](), t.Context()
+		fetch := func() *call {
+			c, _ := q.Next(nil, nil)
+			c.Answer()
+			return c
+		}
+		do := func(ctx context.Context) *call {
+			c := new(call)
+			go func() { _ = q.Do(ctx, c) }()
+			synctest.Wait()
+			return c
+		}
+
+		do(ctx)
+		fetch()
+		for range 64 {
+			do(ctx)
+		}
+		patient, at := do(store.Patient(ctx)), 0
+		for at < 64 && fetch() != patient {
+			at++
+		}
+		if at == 64 {
+			t.Errorf("a patient call has waited for %d groups", at)
+		}
+		for q.Len() > 0 {
+			fetch()
+		}
+	})
+}
