@@ -309,7 +309,8 @@ type Waker interface {
 type Counter interface {
 	// Changes returns a number for the records of a kind, which never falls. What a View has
 	// read of them that began after Changes returned it is their state as long as Changes
-	// returns the same. It returns 0 while a change is under way, and does not wait.
+	// returns the same. It returns 0 while a change is under way and after Close, and does not
+	// wait.
 	Changes(kind Kind) uint64
 }
 

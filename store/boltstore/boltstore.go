@@ -85,7 +85,7 @@ type Store struct {
 	mendAt   atomic.Int64      // when the next such call may come, after a failed one
 
 	// changes counts the commits that write records of a kind, once when they begin and once
-	// when they have ended: odd while one is under way.
+	// when they have ended: odd while one is under way, and after Close.
 	changes [256]atomic.Uint64
 
 	mu     sync.RWMutex // held to read while h is used
@@ -148,6 +148,9 @@ func (s *Store) Close() (err error) {
 		s.queue.Close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		for kind := range s.changes {
+			s.changes[kind].Or(1) // others may write to the file soon
+		}
 		if s.h != nil {
 			err = s.h.close()
 		}

@@ -34,7 +34,9 @@ type Store struct {
 	mu    sync.RWMutex
 	state *state // nil once closed
 
-	changes [256]atomic.Uint64 // Updates, by a kind that they wrote; raised with mu held
+	// changes counts the Updates by the kinds that they wrote. It is raised with mu held, and
+	// has its greatest value once closed.
+	changes [256]atomic.Uint64
 }
 
 // New returns an empty store. It may be dropped without Close.
@@ -100,6 +102,9 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = nil
+	for kind := range s.changes {
+		s.changes[kind].Store(math.MaxUint64)
+	}
 	return nil
 }
 

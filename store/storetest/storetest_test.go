@@ -782,6 +782,9 @@ var mutants = []struct {
 			return cmp.Or(m.Store.Update(ctx, fn), ctx.Err())
 		}
 	}},
+	{"Changes goes on after Close", "Closed", func(m *mutant) {
+		m.changes = func(kind store.Kind) uint64 { return max(1, m.Store.(store.Counter).Changes(kind)) }
+	}},
 	{"closing again fails", "Closed", func(m *mutant) {
 		var closed atomic.Bool
 		m.close = func() error {

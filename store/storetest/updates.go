@@ -69,7 +69,8 @@ error of ctx would repeat finished work.`,
 
 var closeRules = []rule{{
 	"Closed",
-	`After Close every call returns ErrClosed without calling fn; closing again returns nil.`,
+	`After Close every call returns ErrClosed without calling fn; closing again returns nil. A
+Counter returns 0: others may open the store, and revoke an API key.`,
 	closed,
 }, {
 	"CloseWaits",
@@ -489,6 +490,9 @@ func closed(t testing.TB, s store.Store) {
 		err = s.Update(background, func(store.Tx) error { t.Error("Update calls fn after Close"); return nil })
 		if !errors.Is(err, store.ErrClosed) {
 			t.Errorf("Update = %v, want ErrClosed", err)
+		}
+		if c, ok := s.(store.Counter); ok && c.Changes(kindA) != 0 {
+			t.Errorf("Changes = %d, want 0", c.Changes(kindA))
 		}
 	}
 }
