@@ -252,6 +252,13 @@ func TestUseLog(t *testing.T) {
 		if !strings.Contains(l.log.text(), `detail="POST 201"`) {
 			l.Error("the log lacks the status")
 		}
+		lost := outside("lost", func() (*use.Sent, error) {
+			return &use.Sent{Answer: func() []byte { return nil }, Detail: "POST without an answer"}, errors.New("4242424242424242")
+		})
+		if _, err := l.Forward(ctx, id, lost, nil); err == nil {
+			l.Error("a call without an answer succeeds")
+		}
+		last("operation=card.forward", `detail="POST without an answer"`, "returned an error")
 		vaulttest.AssertNoLeak(t, []string{"4242424242424242", "737", secretName}, l.log.text())
 	})
 }

@@ -111,12 +111,16 @@ func (c *Call) Make(ctx context.Context, s Source) (sent *Sent, err error) {
 		// The key is unique for all tokens of the account: the request names the token.
 		request := func() []byte { return slices.Concat(s.Token[:], c.Request()) }
 		r := replay.Request{Operation: s.Operation, Key: c.Key, Body: request}
-		sent, err = replay.Once(ctx, s.Calls, s.Rows, r, repeated, func(under *replay.Call) (*Sent, error) {
-			return c.make(ctx, s, under)
-		})
-		if sent != nil {
-			op.Detail = sent.Detail
+		detailed := func(sent *Sent, err error) (*Sent, error) {
+			if sent != nil {
+				op.Detail = sent.Detail
+			}
+			return sent, err
 		}
+		again := func(kept []byte) (*Sent, error) { return detailed(repeated(kept)) }
+		sent, err = replay.Once(ctx, s.Calls, s.Rows, r, again, func(under *replay.Call) (*Sent, error) {
+			return detailed(c.make(ctx, s, under)) // of an error too, with which Once returns no Sent
+		})
 		return err
 	})
 	return sent, err
