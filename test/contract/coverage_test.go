@@ -236,5 +236,13 @@ var unseen = map[string]string{
 	"member damaged of":                               "the transcripts damage a token, and all pages are made alike",
 	"value failing of":                                "after five days without success",
 	"consumeToken answers 409":                        "while a shared cache of codes hangs, which vaultsuite causes",
+	"forward answers 504":                             "time stands still while a socket is open; tests of httpapi cause it",
+	"of forward 504":                                  "likewise",
+	"IDEMPOTENCY_IN_PROGRESS of forward 409":          "likewise",
+	"header Retry-After of forward 409":               "likewise",
+	"parameter x-api-version of forward":              "random requests reach no destination",
+	"parameter x-idempotency-key of forward":          "likewise",
+	"parameter x-request-id of forward":               "likewise",
+	"of schemas/ForwardRequest.request.method":        "likewise",
 	"MALFORMED_REQUEST of responses/PreflightRefused": "a body that breaks off",
 }

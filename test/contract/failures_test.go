@@ -169,7 +169,10 @@ func (f failures) stores(t *testing.T) {
 			if f.c.requestSchema(o) == nil {
 				r.body = "" // else it may be refused first
 			}
-			if a := r.send(t, h, "X-Api-Key", key, "Origin", shop); a.Status < 500 && !(o.id == "getCardArt" && a.Status == 404) {
+			if o.id == "getCardArt" {
+				r.target = "/tokens/card-art/" + uuid.NewString() // what is no id is looked for nowhere
+			}
+			if a := r.send(t, h, "X-Api-Key", key, "Origin", shop); a.Status < 500 {
 				t.Errorf("%s is answered with %d %s", o.id, a.Status, a.Body)
 			}
 		})
