@@ -1,7 +1,9 @@
 package jobs
 
 import (
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/bubble"
@@ -25,13 +27,14 @@ func TestLateTimer(t *testing.T) {
 func TestTimerThatFired(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var n neglect
-		looks := 0
-		n.watch(time.Minute, func() { looks++ })
+		var looks atomic.Int64
+		n.watch(time.Minute, func() { looks.Add(1) })
 		time.Sleep(2 * time.Minute)
-		n.watch(time.Hour, func() { looks++ })
+		n.watch(time.Hour, func() { looks.Add(1) })
 		time.Sleep(2 * time.Hour)
-		if looks != 2 {
-			t.Errorf("%d looks, want 2", looks)
+		synctest.Wait()
+		if looks.Load() != 2 {
+			t.Errorf("%d looks, want 2", looks.Load())
 		}
 	})
 }
