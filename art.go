@@ -41,14 +41,14 @@ type art struct {
 	records []*store.Record // empty if it is stored already
 }
 
-// art returns the art of an asset of the network, fetched unless it is there,
+// art returns the art of an asset of a network, fetched unless it is there,
 // or nil: a card does without.
-func (v *Vault) art(ctx context.Context, asset string) *art {
-	if asset == "" || v.opts.powers.ArtFetcher == nil {
+func (v *Vault) art(ctx context.Context, name, asset string) *art {
+	if can, _ := v.opts.powers.Of(name); asset == "" || !can.ArtFetcher {
 		return nil
 	}
 
-	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(v.opts.powers.Name+"\x00"+asset))
+	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(name+"\x00"+asset))
 	id, err := shelf.Find(ctx, v.rows, source)
 	if id != uuid.Nil {
 		return &art{id: id, asset: asset}
@@ -59,7 +59,7 @@ func (v *Vault) art(ctx context.Context, asset string) *art {
 		ctx, cancel := context.WithTimeout(ctx, artTimeout)
 		defer cancel()
 		err = v.ask(ctx, func(ctx context.Context) (err error) {
-			got, err = v.opts.powers.ArtFetcher.CardArt(ctx, &network.ArtRequest{ID: asset})
+			got, err = v.opts.powers.ArtFetcher.CardArt(ctx, &network.ArtRequest{Network: name, ID: asset})
 			return err
 		})
 	}

@@ -80,7 +80,7 @@ const backfillBatch = 256
 func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	rec := j.Record
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
-	q.Classes = classes(nil, []network.Status{network.NotAvailable})
+	q.Classes = classes(nil, []network.Status{network.NotAvailable}, nil)
 	list, err := v.rows.List(ctx, q)
 	if err != nil {
 		return err
@@ -138,13 +138,13 @@ func (v *Vault) slot(n *networkToken, at time.Time) (wait time.Duration) {
 	return wait
 }
 
-// postpone leaves alone a network token of a network other than the configured one. A token
-// that has not been provisioned yet moves to the configured network.
+// postpone leaves alone a network token of a network that is not configured. A token that
+// has not been provisioned yet moves to the network of its scheme.
 func (c *networkCall) postpone(ctx context.Context) error {
 	v := c.vault
 	_, err := v.change(ctx, opNetworkToken, c.asked.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.powers.Name, repeats: c.job.Doubtful}, now())
-		if h.net.network != v.opts.powers.Name {
+		v.answered(h, networkAnswer{kind: answerElsewhere, network: v.opts.powers.For(h.token.Scheme), repeats: c.job.Doubtful}, now())
+		if !v.opts.powers.Has(h.net.network) {
 			v.log.Warn("the network of a network token is not configured", "token", h.token.ID)
 		}
 		return c.held(nil), nil

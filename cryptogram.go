@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/credential"
+	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -25,6 +26,25 @@ import (
 	"github.com/google/uuid"
 )
 
+// An Initiator is the party that starts a payment.
+type Initiator uint8
+
+const (
+	InitiatorCustomer Initiator = iota // who is present, such as in a checkout
+	InitiatorMerchant                  // by itself, such as to renew a subscription
+)
+
+// String returns "customer" or "merchant".
+func (i Initiator) String() string { return initiatorNames.Of(uint8(i)) }
+
+var initiatorNames = enum.Names{InitiatorCustomer: "customer", InitiatorMerchant: "merchant"}
+
+// MarshalText returns the name, or an error for a number without one.
+func (i Initiator) MarshalText() ([]byte, error) { return enum.Text(i, Initiator.String) }
+
+// UnmarshalText reads what MarshalText writes.
+func (i *Initiator) UnmarshalText(text []byte) error { return enum.Read(text, i, Initiator.String) }
+
 // A PaymentRequest asks for a cryptogram for one payment.
 type PaymentRequest struct {
 	Amount    int64     // in minor units of Currency, 0 to 9007199254740991: 2^53 - 1, the largest integer that JSON carries everywhere
@@ -32,8 +52,19 @@ type PaymentRequest struct {
 	Reference string    // of the caller: 1 to 255 characters
 	Merchant  uuid.UUID // zero: the account's primary merchant
 
+	// Initiator is InitiatorCustomer unless set. A payment that the merchant initiates has the
+	// number of the network token and no cryptogram, if the network is a
+	// [network.Credentialer].
+	Initiator Initiator
+
+	// NetworkTransactionID is the id that the scheme gave to the customer's first payment, if
+	// the merchant initiates this one: 1 to 64 printable ASCII characters. It is recorded.
+	NetworkTransactionID string
+
 	IdempotencyKey string // see the package comment
 }
+
+const maxTransactionID = 64
 
 const maxAmount = 1<<53 - 1
 
@@ -45,6 +76,16 @@ func (r *PaymentRequest) Check() error {
 		errs = append(errs, &FieldError{"Amount", invalid.OutOfRange, fmt.Sprintf("must be between 0 and %d", int64(maxAmount))})
 	}
 	errs = append(errs, broken("Currency", rule.Currency(r.Currency)), checkText("Reference", []byte(r.Reference)))
+
+	if r.Initiator > InitiatorMerchant {
+		errs = append(errs, &FieldError{"Initiator", invalid.Enum, "must be an initiator"})
+	}
+	if id := r.NetworkTransactionID; id != "" {
+		errs = append(errs, broken("NetworkTransactionID", rule.ASCII(id, maxTransactionID)))
+		if r.Initiator == InitiatorCustomer {
+			errs = append(errs, &FieldError{"Initiator", invalid.DependsOn, "must be merchant with NetworkTransactionID"})
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -53,7 +94,12 @@ func (r *PaymentRequest) canonical() []byte {
 	b := tlv.AppendUint(nil, 1, uint64(r.Amount))
 	b = tlv.Append(b, 2, r.Currency)
 	b = tlv.Append(b, 3, r.Reference)
-	return tlv.Append(b, 4, r.Merchant[:])
+	b = tlv.Append(b, 4, r.Merchant[:])
+	if r.Initiator == InitiatorCustomer {
+		return b
+	}
+	b = tlv.AppendUint(b, 5, uint64(r.Initiator))
+	return tlv.Append(b, 6, r.NetworkTransactionID)
 }
 
 // A PaymentData is the record of a request for a cryptogram, whether or not there is one.
@@ -75,9 +121,13 @@ type PaymentData struct {
 	Merchant  uuid.UUID `wire:"merchant_id"`
 	Reference string    `wire:"reference"`
 
-	// Success is whether there was a cryptogram. It stays true when Encrypted is erased.
+	// Success is whether there was a cryptogram, or the network token of a payment that the
+	// merchant initiates. It stays true when Encrypted is erased.
 	Success bool      `wire:"success"`
 	TokenID uuid.UUID `wire:"token_id"`
+
+	Initiator            Initiator `wire:"initiator"`
+	NetworkTransactionID string    `wire:"network_transaction_id"` // as it was requested; may be ""
 
 	Replayed bool // RequestPaymentData has asked for it before: see the package comment
 }
@@ -105,7 +155,7 @@ func (e *DeclinedError) Unwrap() error { return ErrCryptogramDeclined }
 func newFailure(code network.Code, schemeCode string) *Failure {
 	source := network.SourceOf(code)
 	switch {
-	case code == network.CodeNoEncryptionKey:
+	case code == network.CodeNoEncryptionKey, code == network.CodeNotSupported:
 		source = network.SourceConfiguration
 	case source == 0: // the state of card and network token
 		source = network.SourceScheme
@@ -129,7 +179,13 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 		return nil, err
 	}
 
-	again := func(answer []byte) (*PaymentData, error) { return paymentsOf(v.rows).repeated(ctx, answer) }
+	again := func(answer []byte) (*PaymentData, error) {
+		t, err := tokenAt(ctx, v, v.rows.Unmask(kindToken, id))
+		if err != nil {
+			return nil, err
+		}
+		return paymentsOf(v.rows, t.edition).repeated(ctx, answer)
+	}
 	call := replay.Request{Operation: opPaymentData, Object: id, Key: r.IdempotencyKey, Body: r.canonical}
 	return once(ctx, v, call, again, func(c *replay.Call) (*PaymentData, error) {
 		h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
@@ -170,10 +226,13 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		Amount:    r.Amount,
 		Currency:  r.Currency,
 		Reference: r.Reference,
+
+		Initiator:            r.Initiator,
+		NetworkTransactionID: r.NetworkTransactionID,
 	}
 
 	secret := m.secret(now())
-	if f := v.forbids(h, a, m, secret != nil || take != nil); f != nil {
+	if f := v.forbids(h, a, p, secret != nil || take != nil); f != nil {
 		p.Failures = []Failure{*f}
 	} else if err = c.Claim(ctx, row); err == nil {
 		err = v.askCryptogram(ctx, h, p, func(got *network.Cryptogram) (err error) {
@@ -191,7 +250,7 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		until = now().Add(v.opts.PaymentDataRetention)
 	}
 	if err == nil {
-		err = paymentsOf(v.rows).store(ctx, h.card.ID, row, p, until, a.quotas.PaymentData, c)
+		err = paymentsOf(v.rows, h.token.edition).store(ctx, h.card.ID, row, p, until, a.quotas.PaymentData, c)
 	}
 	if errors.Is(err, store.ErrConflict) { // no reason to ask the network again
 		err = fmt.Errorf("%w: %v", ErrUnavailable, err)
@@ -251,9 +310,11 @@ func (m *Merchant) secret(at time.Time) *PaymentSecret {
 }
 
 // forbids says why the network is not asked for a cryptogram, or nil. addressed is whether
-// somebody can receive it.
-func (v *Vault) forbids(h *holding, a *standing, m *Merchant, addressed bool) *Failure {
+// a receiver can open it.
+func (v *Vault) forbids(h *holding, a *standing, p *PaymentData, addressed bool) *Failure {
 	status, reason := h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason
+	issuer, known := v.opts.powers.Of(h.net.network)
+
 	switch {
 	case h.token.Status == StatusInvalid:
 		return newFailure(network.CodeTokenInvalidated, "")
@@ -263,12 +324,14 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, addressed bool) *F
 		return newFailure(network.Code("network_token_"+status.String()), "") // pending, inactive, failed or deleted
 	case !a.active:
 		return newFailure(network.CodeNetworkTokensNotActivated, "")
-	case v.opts.Network == nil || v.opts.powers.Name != h.net.network:
+	case !known:
 		return newFailure(network.CodeNoNetwork, "")
+	case p.Initiator == InitiatorMerchant && !issuer.Credentialer:
+		return newFailure(network.CodeNotSupported, "")
 	case !addressed:
 		return newFailure(network.CodeNoEncryptionKey, "")
 	}
-	if code, schemeCode := v.ineligible(h.token.Scheme, m.ID); code != "" {
+	if code, schemeCode := v.ineligible(issuer.Name, h.token.Scheme, p.Merchant); code != "" {
 		return newFailure(code, schemeCode)
 	}
 	return nil
@@ -279,16 +342,7 @@ func (v *Vault) forbids(h *holding, a *standing, m *Merchant, addressed bool) *F
 func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, take func(*network.Cryptogram) error) error {
 	var got *network.Cryptogram
 	err := v.ask(ctx, func(ctx context.Context) (err error) {
-		got, err = v.opts.Network.Cryptogram(ctx, &network.CryptogramRequest{
-			IdempotencyKey: p.ID.String(),
-			Token:          h.net.ref(p.TokenID),
-			Scheme:         h.token.Scheme,
-			Merchant:       p.Merchant,
-			Amount:         p.Amount,
-			Currency:       p.Currency,
-			Reference:      p.Reference,
-		})
-		if err != nil {
+		if got, err = v.callForPayment(ctx, h, p); err != nil {
 			err = errors.Join(err, ctx.Err()) // an adapter may hide that it was the deadline
 		}
 		return err
@@ -297,7 +351,8 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, t
 		return ctx.Err()
 	}
 	// A number that is the card's must never leave the vault.
-	if err == nil && !(plausible.Cryptogram(got) && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
+	whole := plausible.Cryptogram(got) || p.Initiator == InitiatorMerchant && got != nil && plausible.Credential(got.Number, got.Expiry)
+	if err == nil && !(whole && got.TokenID == h.net.id && v.fingerprint(got.Number) != h.token.Fingerprint) {
 		err = errGarbage
 	}
 
@@ -308,6 +363,28 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, t
 
 	p.Success = true
 	return take(got)
+}
+
+// callForPayment asks the network for the cryptogram of p, or for the network token alone if
+// the merchant initiates the payment.
+func (v *Vault) callForPayment(ctx context.Context, h *holding, p *PaymentData) (*network.Cryptogram, error) {
+	ref := h.net.ref(p.TokenID)
+	if p.Initiator == InitiatorMerchant {
+		got, err := v.opts.powers.Credentialer.Credential(ctx, &network.CredentialRequest{Token: ref, Scheme: h.token.Scheme, Merchant: p.Merchant})
+		if err != nil || got == nil {
+			return nil, err
+		}
+		return &network.Cryptogram{TokenID: got.TokenID, Number: got.Number, Expiry: got.Expiry}, nil
+	}
+	return v.opts.Network.Cryptogram(ctx, &network.CryptogramRequest{
+		IdempotencyKey: p.ID.String(),
+		Token:          ref,
+		Scheme:         h.token.Scheme,
+		Merchant:       p.Merchant,
+		Amount:         p.Amount,
+		Currency:       p.Currency,
+		Reference:      p.Reference,
+	})
 }
 
 // failure says what an error of the network means for a payment.
@@ -371,6 +448,8 @@ const (
 	paymentMessage
 	paymentRetryable
 	paymentSchemeCode
+	paymentInitiator
+	paymentTransaction
 )
 
 func (p *PaymentData) fields(f *tlv.Fields) {
@@ -378,6 +457,8 @@ func (p *PaymentData) fields(f *tlv.Fields) {
 	tlv.Uint(f, paymentAmount, &p.Amount)
 	tlv.Text(f, paymentCurrency, &p.Currency)
 	tlv.Text(f, paymentReference, &p.Reference)
+	tlv.Uint(f, paymentInitiator, &p.Initiator)
+	tlv.Text(f, paymentTransaction, &p.NetworkTransactionID)
 	tlv.Items(f, paymentCode, paymentSchemeCode, &p.Failures, func(x *Failure, f *tlv.Fields) {
 		tlv.Text(f, paymentCode, &x.Code)
 		tlv.Uint(f, paymentSource, &x.Source)
@@ -390,8 +471,9 @@ func (p *PaymentData) fields(f *tlv.Fields) {
 // payments are the records of payment data of an account.
 type payments struct{ paymentdata.Records }
 
-func paymentsOf(rows ledger.Account) payments {
-	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE}}
+// paymentsOf returns the payment data of tokens whose card numbers have an edition.
+func paymentsOf(rows ledger.Account, edition uint64) payments {
+	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE, Edition: edition}}
 }
 
 // open returns the payment data of a record, without the JWE.
@@ -453,8 +535,12 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 	if r.Parent != v.rows.Unmask(kindToken, token) {
 		return nil, ErrNotFound
 	}
+	t, err := tokenAt(ctx, v, r.Parent)
+	if err != nil {
+		return nil, err
+	}
 
-	all := paymentsOf(v.rows)
+	all := paymentsOf(v.rows, t.edition)
 	p, err := all.open(ctx, r)
 	if err != nil {
 		return nil, err
@@ -479,7 +565,7 @@ func (v *Vault) AllPaymentData(ctx context.Context, token uuid.UUID, opts *ListO
 }
 
 func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*PaymentData] {
-	all, kept := paymentsOf(v.rows), map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
+	all, kept := paymentsOf(v.rows, 0), map[uuid.UUID]*store.Record{} // JWEs by the row key of their payment data
 	open := func(ctx context.Context, r *store.Record) (*PaymentData, error) {
 		p, err := all.open(ctx, r)
 		if jwe := kept[r.ID]; err == nil && jwe != nil {
@@ -487,12 +573,14 @@ func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*Pa
 		}
 		return p, err
 	}
+
 	return listedBy(opts, "list payment data", listing.List[*PaymentData]{
 		Rows: v.rows, Kind: kindPaymentData, Open: open,
 		Narrow: func(ctx context.Context, q *store.Query) error {
-			r, err := v.rows.Get(ctx, kindToken, token)
+			q.Parent = v.rows.Unmask(kindToken, token)
+			t, err := tokenAt(ctx, v, q.Parent)
 			if err == nil {
-				q.Parent = r.ID
+				all.Edition = t.edition
 			}
 			return err
 		},

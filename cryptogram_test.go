@@ -201,7 +201,7 @@ func TestRequestPaymentData(t *testing.T) {
 		asked := l.requests()
 		if len(asked) != 1 || asked[0] != (network.CryptogramRequest{
 			IdempotencyKey: p.ID.String(),
-			Token:          network.Ref{ID: "network-token-1", IdempotencyKey: id.String() + ":1"},
+			Token:          network.Ref{Network: "scripted", ID: "network-token-1", IdempotencyKey: id.String() + ":1"},
 			Scheme:         card.VISA,
 			Merchant:       l.merchant,
 			Amount:         1099, Currency: "EUR", Reference: "order 7",

@@ -42,7 +42,7 @@ var (
 	// key is being made. Repeat it in a second.
 	ErrIdempotencyInProgress = replay.ErrInProgress
 
-	// ErrTooManyNumbers is returned by Import, Tokenize and CompleteSession for a card
+	// ErrTooManyNumbers is returned by Import, Replace, Tokenize and CompleteSession for a card
 	// number if too many others with the same masked form were passed in since the UTC day
 	// began: an attacker may be guessing the hidden digits. The limit is a thousandth of
 	// the numbers that can be behind the mask, at least 3 and at most 100, divided by
@@ -78,12 +78,17 @@ var (
 	ErrProviderAccount = errors.New("cardvault: account sends no cards for this account at the provider")
 
 	// ErrTokenInvalidated is returned by ObtainPPAN and Use for a token whose card the
-	// scheme has invalidated.
+	// scheme has invalidated. [Vault.Replace] gives the token another.
 	ErrTokenInvalidated = errors.New("cardvault: card of the token was invalidated")
 
 	// ErrCardDataStale is returned by ObtainPPAN and Use for a token whose card has a new
-	// number that the vault does not know.
+	// number that the vault does not know. [Vault.Replace] stores it.
 	ErrCardDataStale = errors.New("cardvault: card number was replaced by the scheme")
+
+	// ErrCardReplaced is returned by Replace, Tokenize and CompleteSession, and by package
+	// forward, for a token whose card another call has replaced meanwhile. Nothing was changed:
+	// see which card it has.
+	ErrCardReplaced = errors.New("cardvault: card of the token was replaced by another call")
 
 	// ErrCryptogramDeclined comes as a [*DeclinedError].
 	ErrCryptogramDeclined = errors.New("cardvault: there is no cryptogram")

@@ -26,10 +26,14 @@ type Event struct {
 	// Token is the token as it was then, nil for [receive.TokenDeleted]. It has no Fingerprint.
 	Token *Token `wire:"token,id=TokenID"`
 
+	// PreviousLastFour is of the card number before, for [receive.ReasonCardReplaced] and
+	// [receive.ReasonCardUpdatedByIssuer], else "".
+	PreviousLastFour string `wire:"previous_account_number_last_four,left_out"`
+
 	TokenID uuid.UUID
 	Account uuid.UUID // like Session it is in no JSON: receivers of one account need neither
 
-	// Session is the session in which the card of Token was entered, zero of an import. It is
+	// Session is the session in which the card of Token was entered, zero of one passed in. It is
 	// completed and accepts no other card, so a program can look up the session's purpose by
 	// it.
 	Session SessionID
@@ -88,6 +92,15 @@ func reasonOf(was, is *Token) receive.EventReason {
 		return receive.ReasonNetworkTokenStatusChanged
 	}
 	return receive.ReasonCardUpdated
+}
+
+// shows makes t the token of e, as it was then.
+func (e *Event) shows(t *Token) {
+	t.Fingerprint, t.PaymentAccountReference = Fingerprint{}, ""
+	e.Token, e.Session = t, t.session
+	if e.Reason == receive.ReasonCardReplaced || e.Reason == receive.ReasonCardUpdatedByIssuer {
+		e.PreviousLastFour = t.former
+	}
 }
 
 // event returns an event without its token.

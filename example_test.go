@@ -2,6 +2,8 @@ package cardvault_test
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -249,7 +251,11 @@ func simulated(ctx context.Context) (*cardvault.Vault, func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	v, err := cardvault.New(ctx, memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Network: sim})
+	v, err := cardvault.New(ctx, memstore.New(), keys, &cardvault.Options{
+		Mode:     cardvault.Sandbox,
+		Network:  sim,
+		Purposes: []string{"payment"},
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -345,6 +351,161 @@ func ExampleVault_RequestPaymentData() {
 	// Output:
 	// {12 2030} 07
 	// 28
+}
+
+// The second month of a subscription is paid without the shopper, and without a cryptogram.
+func ExampleVault_RequestPaymentData_merchant() {
+	ctx := context.Background()
+	v, closeAll := simulated(ctx)
+	defer closeAll()
+	merchant, err := v.PrimaryMerchant(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	secret, err := v.RotatePaymentSecret(ctx, merchant.ID, nil) // given to the merchant
+	if err != nil {
+		log.Fatal(err)
+	}
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := v.Drain(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	data, err := v.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{
+		Amount:               1999,
+		Currency:             "EUR",
+		Reference:            "order 7, second month",
+		Initiator:            cardvault.InitiatorMerchant,
+		NetworkTransactionID: "015221743720861", // of the payment that the shopper made
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !data.Success {
+		log.Fatal(data.Failures[0].Message)
+	}
+
+	// At the merchant:
+	credential, err := receive.OpenPaymentData(data.Encrypted, secret.Secret)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(data.Initiator, credential.Number.IsZero(), credential.Cryptogram.IsZero())
+	// Output:
+	// merchant false true
+}
+
+// A function has a stored card, for a purpose that the operator has listed.
+func ExampleVault_Use() {
+	ctx := context.Background()
+	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize)) // use a random key
+	if err != nil {
+		log.Fatal(err)
+	}
+	v, err := cardvault.New(ctx, memstore.New(), keys, &cardvault.Options{
+		Mode:     cardvault.Sandbox,
+		Purposes: []string{"fraud-check"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer v.Close()
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	shared := []byte("a secret shared with the fraud service")
+	check := func(_ context.Context, c *cardvault.UsedCard) error {
+		mac := hmac.New(sha256.New, shared)
+		c.PAN.Expose(func(digits []byte) { mac.Write(digits) }) // erased when the function has returned
+		fmt.Printf("%s, %d: %x…\n", c.Masked, c.Expiry.Year, mac.Sum(nil)[:4])
+		return nil
+	}
+	if err := v.Use(ctx, token.ID, "fraud-check", check); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(v.Use(ctx, token.ID, "marketing", check))
+	// Output:
+	// 424242******4242, 2030: ffa521c9…
+	// cardvault: use card: Purpose must be one of Options.Purposes
+}
+
+// A bank has sent its customer a new card: the token of the old one goes on with it.
+func ExampleVault_Replace() {
+	ctx := context.Background()
+	v, closeAll := simulated(ctx)
+	defer closeAll()
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+	}, &cardvault.ImportOptions{BusinessKey: "customer 7"})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	_, err = v.Replace(ctx, token.ID, cardvault.Card{
+		PAN:    card.NewPAN([]byte("5555555555554444")),
+		Expiry: card.Expiry{Month: 3, Year: 2034},
+	}, &cardvault.CallOptions{IdempotencyKey: "customer 7, card 2"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := v.Drain(ctx); err != nil { // a server calls Run in the background instead
+		log.Fatal(err)
+	}
+
+	token, err = v.Get(ctx, token.ID)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(token.BusinessKey, token.MaskedAccountNumber, token.Scheme, token.Expiry.Year)
+	fmt.Println(token.NetworkTokenStatus, token.AccountNumberStale)
+	// Output:
+	// customer 7 555555******4444 Mastercard 2034
+	// active false
+}
+
+// A function has the network token of a card with a cryptogram for one payment, to pay with
+// a protocol of its own.
+func ExampleVault_UseCredential() {
+	ctx := context.Background()
+	v, closeAll := simulated(ctx)
+	defer closeAll()
+	token, err := v.Import(ctx, cardvault.Card{
+		PAN:    card.NewPAN([]byte("4242424242424242")),
+		Expiry: card.Expiry{Month: 12, Year: 2030},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := v.Drain(ctx); err != nil { // a server calls Run in the background instead
+		log.Fatal(err)
+	}
+
+	order := cardvault.PaymentRequest{Amount: 1999, Currency: "EUR", Reference: "order 7"}
+	err = v.UseCredential(ctx, token.ID, "payment", order, func(_ context.Context, c *receive.Credential) error {
+		fmt.Println(c.Expiry, c.ECI)
+		c.Number.Expose(func(digits []byte) { fmt.Println(len(digits), "digits") })
+		c.Cryptogram.Expose(func(value []byte) { fmt.Println(len(value), "characters") })
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// {12 2030} 07
+	// 16 digits
+	// 28 characters
 }
 
 // The JSON of a token is the same as in the REST API, and can be read back.

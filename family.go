@@ -15,6 +15,7 @@ var families = ledger.Families{
 	kindPaymentJWE:  {Parent: kindToken, Beside: kindPaymentData},
 	kindEvent:       {Parent: kindToken},
 	kindPast:        {Parent: kindToken},
+	kindOptOut:      {Parent: kindToken},
 	kindCardArtPart: {Parent: kindCardArt},
 	kindQueue:       {Stands: webhookOf},
 	kindDelivery:    {Parent: kindQueue},

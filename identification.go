@@ -76,6 +76,12 @@ func (s *visit) enter(ctx context.Context, c Card, also ...*store.Record) (*Toke
 		return nil, err
 	}
 
+	if s.replace != uuid.Nil { // its holder is not identified in vain
+		if _, _, err := s.replacing(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+
 	identifies := !s.bypass && s.vault.opts.IDV != nil
 	scheme := card.UnknownScheme
 	if identifies || len(s.vault.opts.Schemes) > 0 {

@@ -191,7 +191,7 @@ func TestIdentificationCourse(t *testing.T) {
 		identifying(t, cardvault.Options{SecurityCodeTTL: 2 * time.Minute}, func(l *idvLab) {
 			l.idv.says(pendingIDV, nil)
 			id, s := l.enters()
-			if (*s != cardvault.Session{State: cardvault.SessionIdentifying}) {
+			if (*s != cardvault.Session{State: cardvault.SessionIdentifying, Kind: cardvault.SessionTokenizes}) {
 				t.Fatalf("pending: %+v", s)
 			}
 			l.holds("pending", 1, 1)

@@ -61,7 +61,7 @@ func (k *APIKey) UnmarshalJSON(data []byte) error { return wire.Read("API key", 
 
 // MarshalJSON returns the answer of REST for the page, with the ids of damaged records.
 func (p Page[T]) MarshalJSON() ([]byte, error) {
-	return wire.Append(nil, &wire.Page[T]{Items: p.Items, Damaged: p.damaged,
+	return wire.Append(make([]byte, 0, 1024*(1+len(p.Items))), &wire.Page[T]{Items: p.Items, Damaged: p.damaged,
 		Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}), nil
 }
 

@@ -46,7 +46,7 @@ var (
 			Status: cardvault.Status(rapid.IntRange(0, 2).Draw(t, "status")), Type: someText.Draw(t, "type"), CountryCode: someText.Draw(t, "country"),
 			NetworkTokenStatus: network.Status(rapid.IntRange(0, 5).Draw(t, "network token")), Scheme: card.Scheme(rapid.IntRange(0, 7).Draw(t, "scheme")),
 			Identification: idv.Identification(rapid.IntRange(0, 2).Draw(t, "identification")), SupportsDeviceBinding: rapid.Bool().Draw(t, "binding"),
-			BusinessKey: someText.Draw(t, "key"), ImportProvider: someText.Draw(t, "provider"),
+			BusinessKey: someText.Draw(t, "key"), ImportProvider: someText.Draw(t, "provider"), PaymentAccountReference: someText.Draw(t, "account reference"),
 		}
 		copy(tok.Fingerprint[:], rapid.SliceOfN(rapid.Byte(), 0, 32).Draw(t, "fingerprint"))
 		if rapid.Bool().Draw(t, "reason") {
@@ -71,6 +71,7 @@ func TestJSONReadsAsWritten(t *testing.T) {
 			ID: someID.Draw(t, "id"), Amount: rapid.Int64Range(0, 1<<53-1).Draw(t, "amount"), Currency: "EUR", CreatedAt: someTime.Draw(t, "created"),
 			Encrypted: someText.Draw(t, "JWE"), Failures: rapid.SliceOfN(someFailure, 0, 3).Draw(t, "failures"), Merchant: someID.Draw(t, "merchant"),
 			Reference: someText.Draw(t, "reference"), Success: rapid.Bool().Draw(t, "success"), TokenID: tok.ID,
+			Initiator: cardvault.Initiator(rapid.IntRange(0, 1).Draw(t, "initiator")), NetworkTransactionID: someText.Draw(t, "transaction"),
 		})
 		again(t, &cardvault.Page[*cardvault.Token]{Items: []*cardvault.Token{tok}, Page: 3, Limit: 50, TotalItems: 1 << 40, TotalPages: 7})
 		again(t, &cardvault.Page[*cardvault.Token]{Items: []*cardvault.Token{}, Page: 1, Limit: 50})

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/transition"
 	"github.com/cardvault/cardvault/network"
@@ -133,7 +134,7 @@ func (n *networkToken) provisionKey(token uuid.UUID) string {
 }
 
 func (n *networkToken) ref(token uuid.UUID) network.Ref {
-	return network.Ref{ID: n.id, IdempotencyKey: n.provisionKey(token)}
+	return network.Ref{Network: n.network, ID: n.id, IdempotencyKey: n.provisionKey(token)}
 }
 
 // A progress is the state of a network token as the vault works on it. The next
@@ -159,7 +160,7 @@ const (
 	answerOutdated                    // of a look-up: a notice that came meanwhile may be newer
 	answerRequested                   // a caller asks for a network token
 	answerForbidden                   // the vault's own configuration allows none
-	answerElsewhere                   // it belongs to a network other than the configured one
+	answerElsewhere                   // it belongs to a network other than the one of its scheme
 	answerSuspended                   // the network has suspended it on behalf of the cardholder
 	answerResumed                     // the network has ended that
 	answerKinds     = 11
@@ -176,7 +177,7 @@ type networkAnswer struct {
 	unmade     bool           // a look-up after the refusal found that no network token was made
 	err        error          // why there is no network token
 	reason     *Reason        // of answerForbidden
-	network    string         // of answerRequested and answerElsewhere: the configured one
+	network    string         // of answerRequested and answerElsewhere: the one of the scheme, "" for none
 }
 
 // receive makes a the answer to a call that returned a network token or an error.
@@ -323,15 +324,15 @@ func (p *progress) request(name string) {
 	p.pause = pause{kind: pauseExact}
 }
 
-// postpone leaves alone a network token of a network other than the configured one. A token
-// that was not requested yet moves to the configured one.
+// postpone leaves alone a network token of a network other than the one of its scheme. A
+// token that was not requested yet moves to that one.
 func (p *progress) postpone(name string, repeats bool) {
 	if p.network == name {
 		return // it was requested again meanwhile
 	}
 	p.slot = false
 	p.unsure = p.unsure || repeats && p.id == ""
-	if p.status == network.Pending && p.id == "" && !p.unsure {
+	if name != "" && p.status == network.Pending && p.id == "" && !p.unsure {
 		p.network = name
 		p.pause = pause{kind: pauseExact}
 		return
@@ -507,7 +508,7 @@ func (p *progress) outcomeKnown() {
 	p.pause = pause{kind: pauseEver}
 }
 
-// invalidate makes the token invalid, for good.
+// invalidate makes the token invalid, until it has another card.
 func (p *progress) invalidate(at time.Time, schemeCode string) {
 	if !p.invalidatedAt.IsZero() {
 		return
@@ -625,6 +626,10 @@ type holding struct {
 	card, record *store.Record // of token and of net; record is nil before the first write
 	due          time.Time     // when there is something to do for net; zero: never
 
+	// Set by a change.
+	why  receive.EventReason // of its event; "": as the change shows
+	call *replay.Call        // whose answer is the token as it is then; may be nil
+
 	// As they were read.
 	was           Token
 	shown, stored []byte
@@ -707,12 +712,13 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 		}
 
 		shown := h.token.encode(nil)
-		changed := !bytes.Equal(shown, h.shown)
+		changed := !bytes.Equal(shown, h.shown) || h.card.Class != class(h.token.Scheme, h.token.NetworkTokenStatus, h.token.AccountNumberStale)
 		clear(shown)
 		clear(h.shown)
 		var event *outbox.Parcel
 		if changed {
-			if event, err = v.newEvent(ctx, h.card, h.token, receive.TokenUpdated, reasonOf(&h.was, h.token)); err != nil {
+			why := cmp.Or(h.why, reasonOf(&h.was, h.token))
+			if event, err = v.newEvent(ctx, h.card, h.token, receive.TokenUpdated, why); err != nil {
 				return nil, err
 			}
 			h.card.Version++
@@ -723,11 +729,16 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 
 		moved := !bytes.Equal(h.net.encode(nil), h.stored) || !h.due.Equal(h.wasDue)
 
-		if !changed && !moved && also == nil {
+		if !changed && !moved && also == nil && h.call == nil {
 			return h.token, nil
 		}
 		if moved {
 			if err := v.sealNetworkToken(h); err != nil {
+				return nil, err
+			}
+		}
+		if h.call != nil {
+			if err := h.call.Seal(h.token.encode(bytes.Clone(row[:])), row); err != nil {
 				return nil, err
 			}
 		}
@@ -770,16 +781,23 @@ func (h *holding) put(tx store.Tx, changed, moved bool, event *outbox.Parcel, al
 			return err
 		}
 	}
-	if also == nil {
-		return nil
+	if also != nil {
+		if err := also(tx); err != nil {
+			return err
+		}
 	}
-	return also(tx)
+	return h.call.Put(tx)
+}
+
+// newNetworkRecord returns a record for the network token of a token.
+func newNetworkRecord(of *store.Record) *store.Record {
+	return &store.Record{Kind: kindNetworkToken, ID: of.ID, Account: of.Account}
 }
 
 // sealNetworkToken sets every column of the record that follows from h.
 func (v *Vault) sealNetworkToken(h *holding) error {
 	if h.record == nil {
-		h.record = &store.Record{Kind: kindNetworkToken, ID: h.card.ID, Account: v.rows.ID}
+		h.record = newNetworkRecord(h.card)
 	}
 	r, n := h.record, h.net
 	if n.id != "" || h.token.NetworkTokenStatus != network.Pending {

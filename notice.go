@@ -32,7 +32,11 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 	if err := checkNotice(n); err != nil {
 		return err
 	}
-	name := v.opts.powers.Name
+	name := cmp.Or(n.Token.Network, v.opts.powers.Name)
+	if v.opts.Network != nil && !v.opts.powers.Has(name) {
+		return &FieldError{"Token", invalid.Enum, "must name a network of Options.Network"}
+	}
+	n = bound(n, name)
 	seen := &store.Record{
 		Kind:    kindNotice,
 		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(name+"\x00"+n.ID))[:16]),
@@ -56,9 +60,16 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 		return err
 	}
 	if len(a.holders) > noticeHolders {
-		return v.notifyMany(ctx, &spread.Spread{Notice: bare(n), Network: name}, seen)
+		return v.notifyMany(ctx, &spread.Spread{Notice: bare(n)}, seen)
 	}
 	return a.apply(ctx)
+}
+
+// bound returns a notice of a network that names it.
+func bound(n *network.Notice, name string) *network.Notice {
+	b := *n
+	b.Token.Network = name
+	return &b
 }
 
 // handleOf returns the name by which a network token is found: the network's, or the
@@ -93,8 +104,27 @@ func (a *arrival) read(ctx context.Context) error {
 }
 
 // unheld is the answer if no token has the network token: nil if it is about to be
-// deleted at the network, else ErrNotFound.
+// deleted at the network, or belongs to another network, else ErrNotFound.
 func (a *arrival) unheld(ctx context.Context) error {
+	for _, other := range a.vault.opts.powers.Networks() {
+		name, handle := a.notice.Token.Network, handleOf(a.notice.Token)
+		if other.Name == name {
+			continue
+		}
+		found := false
+		err := a.vault.rows.FindBy(ctx, kindNetworkToken, a.vault.networkHash(other.Name, handle), 1, func(*store.Record, bool) bool {
+			found = true
+			return false
+		})
+		if err != nil {
+			return err
+		}
+		if found {
+			a.vault.log.Error("a notice of a network names a network token of another and is dropped", "network", name, "other", other.Name)
+			return nil
+		}
+	}
+
 	releasing := false // a record that cannot be read is not a release
 	err := a.vault.rows.FindBy(ctx, kindRelease, a.hash, maxReleases, func(_ *store.Record, readable bool) bool {
 		releasing = readable
@@ -141,7 +171,7 @@ func putNew(tx store.Tx, records ...*store.Record) error {
 // by now.
 func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *network.Notice, also func(store.Tx) error) error {
 	_, err := v.In(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
-		if h.net.id != n.Token.ID && (n.Token.ID != "" || h.net.provisionKey(h.token.ID) != n.Token.IdempotencyKey) {
+		if h.net.network != n.Token.Network || h.net.id != n.Token.ID && (n.Token.ID != "" || h.net.provisionKey(h.token.ID) != n.Token.IdempotencyKey) {
 			return nil, nil
 		}
 		v.applyNotice(h, n)
@@ -193,7 +223,7 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread.Spread, seen *store.Re
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
 func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread.Spread) error {
-	hash := v.networkHash(s.Network, handleOf(s.Notice.Token))
+	hash := v.networkHash(s.Notice.Token.Network, handleOf(s.Notice.Token))
 
 	for time.Until(j.Record.Due) > sendTimeout {
 		select {
@@ -247,7 +277,7 @@ func checkNotice(n *network.Notice) error {
 	if len(n.ID) < 1 || len(n.ID) > maxText {
 		errs = append(errs, &FieldError{"ID", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
-	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || n.Token == (network.Ref{}) {
+	if len(n.Token.ID) > maxText || len(n.Token.IdempotencyKey) > maxText || handleOf(n.Token) == "" {
 		errs = append(errs, &FieldError{"Token", invalid.OutOfRange, "must have 1 to 255 bytes"})
 	}
 	if n.Kind < network.NoticeActivated || n.Kind > network.NoticeArtChanged {

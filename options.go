@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/updater"
 )
 
 // A Mode says whether a vault may hold real cards. It is fixed when the vault
@@ -80,6 +81,15 @@ type Options struct {
 	// IDVTimeout bounds each call to IDV, 100 milliseconds to 30 seconds. Defaults
 	// to 10 seconds.
 	IDVTimeout time.Duration
+
+	// Updater reports new numbers and expiries of cards that issuers have replaced, to
+	// [Vault.Run]. If nil, no card is submitted.
+	Updater updater.Provider
+
+	// UpdaterPeriod is the time after which a card is submitted to Updater again, 1 hour to
+	// 90 days, and the longest time between a submission and the expiry of the card. A new
+	// card is submitted within a thirtieth of it. Defaults to 30 days.
+	UpdaterPeriod time.Duration
 
 	// Purposes are the names of what the program uses stored cards for, see [Vault.Use]: 1
 	// to 40 of a-z, 0-9, "_" and "-", beginning with a letter. If empty, Use returns
@@ -247,6 +257,7 @@ func (o *Options) completeDurations() error {
 		{"SecurityCodeTTL", &o.SecurityCodeTTL, minSecurityCodeTTL, 10 * time.Minute, 15 * time.Minute},
 		{"PPANTimeout", &o.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
 		{"IDVTimeout", &o.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		{"UpdaterPeriod", &o.UpdaterPeriod, time.Hour, 30 * 24 * time.Hour, 90 * 24 * time.Hour},
 		{"NetworkTimeout", &o.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"ProvisionWait", &o.ProvisionWait, 0, 0, 10 * time.Second},
 		{"PaymentDataRetention", &o.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},
@@ -287,7 +298,7 @@ func (o *Options) checkAdapters() (err error) {
 	}
 	live := o.Mode == Live
 	o.powers, err = adapter.Network(o.Network, live)
-	return errors.Join(err, adapter.PPAN(o.PPAN, live), adapter.IDV(o.IDV, live))
+	return errors.Join(err, adapter.PPAN(o.PPAN, live), adapter.IDV(o.IDV, live), adapter.Updater(o.Updater, live))
 }
 
 func (o *Options) completeLimits() error {

@@ -135,6 +135,11 @@ func (v *Vault) newEvent(ctx context.Context, card *store.Record, t *Token, typ 
 	if t != nil {
 		c.Last, c.Told = t.lastEvent, t.toldVersion
 	}
+	if typ == receive.TokenUpdated {
+		if at := now(); at.After(t.UpdatedAt) { // whatever clock it was changed by
+			t.UpdatedAt = at
+		}
+	}
 	p, err := v.outbox.Pack(ctx, c)
 	if err == nil && t != nil && p.Event != uuid.Nil {
 		t.lastEvent, t.toldVersion = p.Event, card.Version+1
@@ -155,10 +160,11 @@ func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *sto
 		if err != nil {
 			return nil, err
 		}
-		if e.Token, err = v.decodeToken(d.Token, v.rows.Mask(kindToken, d.Token), plain); err != nil {
+		t, err := v.decodeToken(d.Token, v.rows.Mask(kindToken, d.Token), plain)
+		if err != nil {
 			return nil, err
 		}
-		e.Token.Fingerprint, e.Session = Fingerprint{}, e.Token.session
+		e.shows(t)
 		return e, nil
 	}
 
@@ -169,8 +175,7 @@ func (v *Vault) eventOf(ctx context.Context, d *outbox.Delivery, card, past *sto
 	if t.lastEvent != d.Event || t.toldVersion != card.Version {
 		return nil, fmt.Errorf("%w: the state of a token at an event is missing", ErrDamaged)
 	}
-	t.Fingerprint = Fingerprint{}
-	e.Token, e.Session = t, t.session
+	e.shows(t)
 	return e, nil
 }
 

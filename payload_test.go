@@ -90,7 +90,7 @@ func (l *lab) refuses(what string, id cardvault.SessionID, payload, code string)
 func TestCompleteSession(t *testing.T) {
 	inLab(t, nil, func(l *lab) {
 		id, s := l.session(&cardvault.SessionOptions{BypassIdentification: true})
-		if s.State != cardvault.SessionOpen || s.Refresh || s.Key == nil || len(s.Key.N) != 256 || s.ReasonCode != "" {
+		if s.State != cardvault.SessionOpen || s.Kind != cardvault.SessionTokenizes || s.Key == nil || len(s.Key.N) != 256 || s.ReasonCode != "" {
 			l.Fatalf("an open session: %+v", s)
 		}
 		payload := encrypts(l, s, strings.Replace(entered, "{", `{"cardholder_name":"Ada","email":"a@example.com","unknown":[1],`, 1), map[jose.HeaderKey]any{"sid": id.UUID().String(), "typ": "JWE"})
@@ -113,7 +113,7 @@ func TestCompleteSession(t *testing.T) {
 		refresh, err := l.RefreshSession(l.Context(), done.TokenID, nil)
 		l.must(err)
 		s = l.sees(refresh.ID)
-		if s.State != cardvault.SessionOpen || !s.Refresh || s.MaskedAccountNumber != "424242******4242" || s.Scheme != card.VISA {
+		if s.State != cardvault.SessionOpen || s.Kind != cardvault.SessionRefreshes || s.MaskedAccountNumber != "424242******4242" || s.Scheme != card.VISA {
 			l.Errorf("an open refresh: %+v", s)
 		}
 		l.must2(l.Consume(l.Context(), done.TokenID, nil))

@@ -47,7 +47,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		return nil, ErrProviderAccount
 	}
 
-	card, err := usage{v, id}.open(ctx, true, true)
+	card, err := (&usage{vault: v, id: id}).open(ctx, true, true)
 	if err != nil {
 		return nil, err
 	}

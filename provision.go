@@ -1,7 +1,6 @@
 package cardvault
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/leak"
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -31,30 +31,20 @@ import (
 func (v *Vault) Provision(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Token, err error) {
 	defer v.doing("provision network token", &err)
 	call := replay.Request{Operation: opProvision, Object: id, Key: opts.key()}
-	return once(ctx, v, call, v.decodeAnswer, func(c *replay.Call) (*Token, error) { return provision(ctx, v, id, c) })
+	again := func(answer []byte) (*Token, error) { return v.decodeAnswer(ctx, answer) }
+	return once(ctx, v, call, again, func(c *replay.Call) (*Token, error) { return provision(ctx, v, id, c) })
 }
 
 func provision(ctx context.Context, v *Vault, id uuid.UUID, c *replay.Call) (*Token, error) {
 	row := v.rows.Unmask(kindToken, id)
 	var freed *store.Record // the release of the network token that it had
 	t, err := v.change(ctx, opProvision, row, func(h *holding) (also func(store.Tx) error, err error) {
-		if freed, err = v.request(ctx, h); err != nil {
+		h.call = c
+		freed, err = v.request(ctx, h)
+		if err != nil || freed == nil {
 			return nil, err
 		}
-		if c != nil {
-			if err := c.Seal(h.token.encode(bytes.Clone(row[:])), row); err != nil {
-				return nil, err
-			}
-		}
-		if c == nil && freed == nil {
-			return nil, nil
-		}
-		return func(tx store.Tx) error {
-			if freed != nil {
-				tx.Put(freed)
-			}
-			return c.Put(tx)
-		}, nil
+		return func(tx store.Tx) error { tx.Put(freed); return nil }, nil
 	})
 
 	switch {
@@ -145,7 +135,7 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 	// A network token of before, or a call to a network that is no longer the
 	// configured one, is left to its release.
 	var freed *store.Record
-	name := v.opts.powers.Name
+	name := v.opts.powers.For(t.Scheme)
 	if n.leaves(name) {
 		if freed, err = v.newRelease(n.network, n.ref(t.ID), now()); err != nil {
 			return nil, err
@@ -160,6 +150,11 @@ func (v *Vault) request(ctx context.Context, h *holding) (*store.Record, error) 
 // unavailable says why the configuration allows no network token for t at a
 // time, or nil.
 func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reason, error) {
+	return unavailableFrom(ctx, v, v.opts.powers.For(t.Scheme), t, at)
+}
+
+// unavailableFrom is unavailable for the network of a name.
+func unavailableFrom(ctx context.Context, v *Vault, name string, t *Token, at time.Time) (*Reason, error) {
 	var code network.Code
 	schemeCode := ""
 	switch {
@@ -167,7 +162,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 		code = network.CodeEphemeralToken
 	case t.Expiry.Expired(at):
 		code = network.CodeCardExpired
-	case t.stale:
+	case t.AccountNumberStale:
 		code = network.CodeStaleAccountNumber
 	case v.opts.Network == nil:
 		code = network.CodeNoNetwork
@@ -180,7 +175,7 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 			code = network.CodeNetworkTokensNotActivated
 			break
 		}
-		code, schemeCode = v.ineligible(t.Scheme, a.merchant)
+		code, schemeCode = v.ineligible(name, t.Scheme, a.merchant)
 	}
 
 	if code == "" {
@@ -189,11 +184,11 @@ func (v *Vault) unavailable(ctx context.Context, t *Token, at time.Time) (*Reaso
 	return newReason(network.SourceConfiguration, code, schemeCode, at), nil
 }
 
-// ineligible returns the code of the reason why the network takes no cards of a
-// scheme for a merchant, and the network's own, or "".
-func (v *Vault) ineligible(s card.Scheme, merchant uuid.UUID) (code network.Code, schemeCode string) {
+// ineligible returns the code of the reason why a network takes no cards of a scheme for a
+// merchant, and the network's own, or "".
+func (v *Vault) ineligible(name string, s card.Scheme, merchant uuid.UUID) (code network.Code, schemeCode string) {
 	err := v.guard("network", func() error {
-		return v.opts.Network.Eligible(&network.EligibilityRequest{Scheme: s, Merchant: merchant})
+		return v.opts.Network.Eligible(&network.EligibilityRequest{Network: name, Scheme: s, Merchant: merchant})
 	})
 	if err == nil {
 		return "", ""
@@ -222,11 +217,21 @@ type networkCall struct {
 	at    time.Time // when the answer had come
 }
 
+// untried reports whether no network has been asked for the network token.
+func (c *networkCall) untried() bool {
+	h := c.asked
+	return h.token.NetworkTokenStatus == network.Pending && h.net.id == "" && !h.net.unsure && !c.job.Doubtful
+}
+
 // provision asks the network for the network token, and stores the outcome.
 func (c *networkCall) provision(ctx context.Context) error {
 	v, h := c.vault, c.asked
 	c.answer = networkAnswer{provisions: true, repeats: c.job.Doubtful, asked: now()}
-	reason, err := v.unavailable(ctx, h.token, c.answer.asked)
+	name := h.net.network
+	if c.untried() {
+		name = v.opts.powers.For(h.token.Scheme)
+	}
+	reason, err := unavailableFrom(ctx, v, name, h.token, c.answer.asked)
 	if err != nil {
 		return err
 	}
@@ -278,12 +283,12 @@ func (c *networkCall) lookup(ctx context.Context) error {
 // vault, before the network was called.
 func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 	v, h := c.vault, c.asked
-	pan, err := v.openPAN(ctx, h.card)
+	pan, err := v.openPAN(ctx, h.card, h.token)
 	if err != nil {
 		return err
 	}
 	defer pan.Wipe()
-	code, _, err := v.securityCode(ctx, h.token.ID)
+	code, _, err := v.securityCode(ctx, h.token)
 	if err != nil {
 		return err
 	}
@@ -295,6 +300,7 @@ func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 	defer contact.Wipe()
 
 	got, failure := v.callProvision(ctx, h, &network.ProvisionRequest{
+		Network:        h.net.network,
 		IdempotencyKey: h.net.provisionKey(h.token.ID),
 		TokenID:        h.token.ID,
 		Merchant:       merchant,
@@ -314,7 +320,7 @@ func (c *networkCall) send(ctx context.Context, merchant uuid.UUID) error {
 func (c *networkCall) conclude(ctx context.Context) error {
 	v, a, ref := c.vault, &c.answer, c.asked.net.ref(c.asked.token.ID)
 	if a.kind == answerToken && (ref.ID == "" || a.token.Art != c.asked.net.art) {
-		c.image = v.art(ctx, a.token.Art)
+		c.image = v.art(ctx, ref.Network, a.token.Art)
 	}
 	c.at = now()
 
@@ -325,19 +331,19 @@ func (c *networkCall) conclude(ctx context.Context) error {
 			case !c.overtaken(h, ref):
 				put, err = c.absorb(ctx, h)
 				return c.held(put), err
-			case a.provisions && a.kind == answerToken && a.token.ID != h.net.id:
-				stray, put, err = v.releaseLater(ref.IdempotencyKey, a.token.ID)
+			case a.provisions && a.kind == answerToken && (a.token.ID != h.net.id || ref.Network != h.net.network):
+				stray, put, err = v.releaseLater(ref, a.token.ID)
 			}
 			return put, err
 		})
 
 		switch {
 		case errors.Is(err, errArtGone):
-			c.image = v.art(ctx, a.token.Art)
+			c.image = v.art(ctx, ref.Network, a.token.Art)
 		case errors.Is(err, errReleasing):
 			a.kind, a.token, a.err = answerReleasing, nil, err
 		case errors.Is(err, ErrNotFound) && a.provisions && a.kind == answerToken:
-			return c.releaseStray(ctx, ref.IdempotencyKey)
+			return c.releaseStray(ctx, ref)
 		case errors.Is(err, ErrNotFound):
 			return nil
 		default:
@@ -428,8 +434,8 @@ func (c *networkCall) logFailure(h *holding, a networkAnswer) {
 }
 
 // releaseStray has a network token deleted whose token was deleted meanwhile.
-func (c *networkCall) releaseStray(ctx context.Context, key string) error {
-	stray, put, err := c.vault.releaseLater(key, c.answer.token.ID)
+func (c *networkCall) releaseStray(ctx context.Context, ref network.Ref) error {
+	stray, put, err := c.vault.releaseLater(ref, c.answer.token.ID)
 	if err == nil {
 		err = c.vault.rows.Write(ctx, opRelease, c.asked.token.ID, put)
 	}
@@ -498,20 +504,30 @@ func (v *Vault) openContact(ctx context.Context, r *store.Record) (c card.Contac
 	return c, nil
 }
 
-// openPAN returns the number of a card. The record stays as it is.
-func (v *Vault) openPAN(ctx context.Context, rec *store.Record) (card.PAN, error) {
+// openPAN returns the card number of a token, of the edition that the token names. Its record
+// stays as it is.
+func (v *Vault) openPAN(ctx context.Context, rec *store.Record, t *Token) (number card.PAN, err error) {
 	plain, err := v.rows.CopySecret(ctx, rec)
 	if err != nil {
 		return card.PAN{}, err
 	}
 	defer clear(plain)
+
+	edition := uint64(0)
 	fields := tlv.Read(plain)
 	for fields.Next() {
-		if fields.Tag == cardNumber {
-			return card.NewPAN(fields.Value), nil
+		switch fields.Tag {
+		case cardNumber:
+			number = card.NewPAN(fields.Value)
+		case cardEdition:
+			edition = fields.Uint()
 		}
 	}
-	return card.PAN{}, fmt.Errorf("%w: card cannot be read", ErrDamaged)
+	if number.IsZero() || edition != t.edition {
+		number.Wipe()
+		return card.PAN{}, v.rows.Named(rec, fmt.Errorf("%w: card cannot be read", ErrDamaged))
+	}
+	return number, nil
 }
 
 // withdrawReleases returns a function that deletes the releases of a network token
@@ -536,7 +552,7 @@ func (v *Vault) withdrawReleases(ctx context.Context, hash []byte) (func(store.T
 			case r.Version > 1:
 				return errReleasing
 			default:
-				tx.Delete(kindRelease, r.ID)
+				ledger.Delete(tx, r)
 			}
 		}
 		return nil
@@ -573,11 +589,16 @@ func (v *Vault) observe(h *holding, got *network.Token, image *art, asked time.T
 	}
 
 	t.SupportsDeviceBinding = got.SupportsDeviceBinding
+	if reference := got.PaymentAccountReference; plausible.AccountReference(reference) {
+		t.PaymentAccountReference = reference // of the number: it outlives the network token
+	} else if reference != "" {
+		v.log.Warn("network returned a payment account reference that cannot be one", "token", t.ID)
+	}
 	return v.show(h, got.Art, image)
 }
 
 // renew applies the network's state of the card. The notice of a replaced card has no
-// number: the stored one is stale then.
+// number: the stored one is stale then, until [Vault.Replace] stores another.
 func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	t, n := h.token, h.net
 	if _, ok := transition.Next(t.NetworkTokenStatus, transition.CardChanged); !ok {
@@ -592,7 +613,10 @@ func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	}
 
 	if replaced {
-		t.stale = true
+		if !t.AccountNumberStale {
+			t.former = t.LastFour
+		}
+		t.AccountNumberStale = true
 		if c.LastFour != "" {
 			m, iin := t.MaskedAccountNumber, t.IIN
 			t.setMasked(m[:len(m)-4] + c.LastFour)
@@ -632,11 +656,14 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if err != nil {
 		return nil, err
 	}
-	if v.opts.powers.Suspender == nil {
+	issuer, known := v.opts.powers.Of(h.net.network)
+	switch {
+	case v.opts.powers.Suspender == nil:
 		return nil, notEnabled("Options.Network is nil or not a network.Suspender")
-	}
-	if h.net.id != "" && h.net.network != v.opts.powers.Name {
+	case h.net.id != "" && !known:
 		return nil, notEnabled("the network token belongs to another network than Options.Network")
+	case h.net.id != "" && !issuer.Suspender:
+		return nil, notEnabled("the network of the network token is not a network.Suspender")
 	}
 	if _, ok := transition.Next(h.token.NetworkTokenStatus, transition.Suspended); !ok || h.token.Status == StatusInvalid {
 		return nil, ErrNetworkTokenState
@@ -656,8 +683,11 @@ func (v *Vault) suspend(ctx context.Context, id uuid.UUID, suspends bool, call f
 	if suspends {
 		kind = answerSuspended
 	}
+	asked := h.net.ref(id)
 	t, err := v.change(ctx, opNetworkToken, h.card.ID, func(h *holding) (func(store.Tx) error, error) {
-		v.answered(h, networkAnswer{kind: kind}, now())
+		if h.net.ref(id) == asked { // else its card was replaced meanwhile
+			v.answered(h, networkAnswer{kind: kind}, now())
+		}
 		return nil, nil
 	})
 	if err != nil {

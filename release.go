@@ -53,6 +53,7 @@ func decodeRelease(plain []byte) (*release, error) {
 	f.From(plain)
 	r := new(release)
 	r.fields(&f)
+	r.ref.Network = r.network
 	return r, ledger.FieldsError(&f)
 }
 
@@ -112,8 +113,9 @@ func (v *Vault) heldStill(tx store.ReadTx, hash []byte, holder *store.Record) (b
 // releaseLater returns the release of a network token that came too late for its
 // token, and what stores it. If others hold the network token it is withdrawn when it is
 // due.
-func (v *Vault) releaseLater(key, id string) (*store.Record, func(store.Tx) error, error) {
-	r, err := v.newRelease(v.opts.powers.Name, network.Ref{ID: id, IdempotencyKey: key}, now())
+func (v *Vault) releaseLater(ref network.Ref, id string) (*store.Record, func(store.Tx) error, error) {
+	ref.ID = id
+	r, err := v.newRelease(ref.Network, ref, now())
 	return r, func(tx store.Tx) error { tx.Put(r); return nil }, err
 }
 
@@ -162,7 +164,7 @@ func (v *Vault) releaseNow(ctx context.Context, j *jobs.Job, l *release) error {
 // callRelease makes the next call of a release: it deletes the network token, or
 // finds out which it is. It reports whether there is one.
 func (v *Vault) callRelease(ctx context.Context, l *release) (found bool, err error) {
-	if l.network != v.opts.powers.Name {
+	if !v.opts.powers.Has(l.network) {
 		return false, errors.New("cardvault: the network of the token is not configured")
 	}
 	if l.ref.ID != "" {

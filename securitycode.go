@@ -34,10 +34,11 @@ type SecurityCodeStatus struct {
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *SecurityCodeStatus, err error) {
 	defer v.doing("get security code status", &err)
-	if _, err := v.rows.Get(ctx, kindToken, id); err != nil {
+	t, err := v.Get(ctx, id)
+	if err != nil {
 		return nil, err
 	}
-	code, until, err := v.securityCode(ctx, id)
+	code, until, err := v.securityCode(ctx, t)
 	if err != nil {
 		return nil, err
 	}
@@ -229,32 +230,41 @@ func (s *visit) refreshCode(ctx context.Context, code card.SecurityCode, also ..
 	}
 
 	event.Written()
+	if err := keepCode(ctx, s.vault, t, code, time.Time{}); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
 
-	// Only the call that completes the session may replace the code. The token may have
-	// been deleted meanwhile, or the code consumed, perhaps before there was this code to
-	// erase.
+// keepCode keeps the security code of a token as it was just stored, with a code of its own.
+// It is kept for the usual time, or until the given time, if that is earlier. Only the call
+// that has stored the token so may replace the code. The token may have been deleted
+// meanwhile, or the code consumed, perhaps before there was this code to erase. With an error
+// no code is left.
+func keepCode(ctx context.Context, v *Vault, t *Token, code card.SecurityCode, until time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshPatience)
 	defer cancel()
-	if s.vault.codes.Keep(ctx, s.vault.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, s.vault.opts.codeUntil(t.ExpiresAt)), codes.Wait) != nil {
+	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
+		until = end
+	}
+
+	err := v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Wait)
+	if err != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
 		var is *Token
-		if rec, err = s.vault.rows.GetRow(ctx, kindToken, s.refresh); err == nil {
-			is, err = s.vault.openToken(ctx, rec)
-		}
-		if err == nil && is.codes != t.codes {
+		if is, err = v.Get(ctx, t.ID); err == nil && is.codes != t.codes {
 			// Of another refresh the code may be there by now, in place of this one.
-			kept := s.vault.codes.Find(ctx, s.vault.rows, t.ID)
+			kept := v.codes.Find(ctx, v.rows, t.ID)
 			if kept.Wipe(); kept.Number == t.codes {
-				s.vault.codes.Drop(ctx, t.ID)
+				v.codes.Drop(ctx, t.ID)
 			}
 		}
 	}
 	if err != nil {
-		s.vault.codes.Drop(ctx, t.ID)
-		return nil, err
+		v.codes.Drop(ctx, t.ID)
 	}
-	return t, nil
+	return err
 }
 
 // codeUntil returns until when a security code that was entered now is kept: not
@@ -267,18 +277,18 @@ func (o *Options) codeUntil(end time.Time) time.Time {
 	return until
 }
 
-// securityCode returns the security code of a token and the end of its time. It returns
-// none if the cache has none, cannot be reached, or has one that was consumed or replaced.
-// The token is read after the cache: a returned code had not been consumed at the time of
-// the call.
-func (v *Vault) securityCode(ctx context.Context, id uuid.UUID) (card.SecurityCode, time.Time, error) {
-	kept := v.codes.Find(ctx, v.rows, id)
+// securityCode returns the security code of a token's card, as it was read, and the end of
+// its time. It returns none if the cache has none, cannot be reached, or has one that was
+// consumed or replaced, or is of another card. The token is read after the cache: a returned
+// code had not been consumed at the time of the call.
+func (v *Vault) securityCode(ctx context.Context, of *Token) (card.SecurityCode, time.Time, error) {
+	kept := v.codes.Find(ctx, v.rows, of.ID)
 	defer kept.Wipe()
 	if len(kept.Digits()) == 0 {
 		return card.SecurityCode{}, time.Time{}, nil
 	}
-	t, err := v.Get(ctx, id)
-	if err == nil && kept.Number == t.codes {
+	t, err := v.Get(ctx, of.ID)
+	if err == nil && kept.Number == t.codes && t.edition == of.edition {
 		return card.NewSecurityCode(kept.Digits()), kept.Until, nil
 	}
 	return card.SecurityCode{}, time.Time{}, err

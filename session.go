@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ func (id SessionID) UUID() (u uuid.UUID) {
 	return u
 }
 
-// A CreatedSession is the result of CreateSession and RefreshSession.
+// A CreatedSession is the result of CreateSession, RefreshSession and ReplaceSession.
 type CreatedSession struct {
 	ID       SessionID
 	Replayed bool // the session was made before: see the package comment
@@ -109,7 +110,7 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 	// The answer under the idempotency key is the credential itself.
 	if c != nil {
 		c.KeepUntil(r.Due) // a credential is not kept longer than it is one
-		if err := c.Seal(id[:], s.refresh); err != nil {
+		if err := c.Seal(id[:], s.of()); err != nil {
 			return nil, err
 		}
 	}
@@ -117,8 +118,8 @@ func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session,
 	// Readers of the log must not be able to use the session.
 	err := v.withinQuota(ctx, op, quotaOpenSessions, kindSession, func(room func(store.Tx) error) error {
 		return v.rows.Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
-			if s.refresh != uuid.Nil {
-				if _, err := v.rows.Find(tx, kindToken, s.refresh); err != nil {
+			if of := s.of(); of != uuid.Nil {
+				if _, err := v.rows.Find(tx, kindToken, of); err != nil {
 					return err
 				}
 			}
@@ -173,10 +174,10 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 
 	s, err := decodeSession(plain)
 	err = v.rows.Named(r, err)
-	if err == nil && s.refresh != uuid.Nil {
+	if err == nil && s.of() != uuid.Nil {
 		// It is in the list of the account, so that it counts there, and no child of the
 		// token that it ends with.
-		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.refresh)
+		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.of())
 	}
 	return &visit{v.In(r.Account), id, r, s}, err
 }
@@ -202,15 +203,13 @@ func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
 // A Session is the public state of a session, as the holder of its id sees it.
 type Session struct {
 	State SessionState
-
-	// Refresh is set if a security code is entered again, instead of a card.
-	Refresh bool
+	Kind  SessionKind
 
 	// Key is the encryption key while State is SessionOpen, else nil.
 	Key *SessionKey
 
-	// MaskedAccountNumber and Scheme describe the card whose code is entered again, while
-	// State is SessionOpen.
+	// MaskedAccountNumber and Scheme describe the card whose code is entered again, or that is
+	// replaced, while State is SessionOpen.
 	MaskedAccountNumber string
 	Scheme              card.Scheme
 
@@ -225,6 +224,16 @@ type Session struct {
 	// again.
 	ChallengeURL string
 }
+
+// A SessionKind says what is entered in a session. It is the action by which REST completes
+// the session.
+type SessionKind string
+
+const (
+	SessionTokenizes SessionKind = "tokenize_card"         // a card, which becomes a token
+	SessionRefreshes SessionKind = "refresh_security_code" // the security code of a token's card
+	SessionReplaces  SessionKind = "replace_card"          // another card for a token
+)
 
 // A SessionKey is the public key under which a browser encrypts its input for a session:
 // RSA of 2048 bits with the exponent 65537, for RSA-OAEP-256.
@@ -276,7 +285,7 @@ func (s *SessionState) UnmarshalText(text []byte) error {
 // that is never read loses its card when it expires.
 //
 // The error is ErrNotFound for a session that is unknown, expired, or of another account,
-// or for the security code of a token that was deleted.
+// or for a token that was deleted.
 func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
 	defer v.doing("get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
@@ -311,7 +320,7 @@ func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStat
 }
 
 func (s *visit) describe(ctx context.Context) (*Session, error) {
-	d := &Session{State: s.state(), Refresh: s.refresh != uuid.Nil, ReasonCode: s.failed}
+	d := &Session{State: s.state(), Kind: s.kind(), ReasonCode: s.failed}
 
 	switch d.State {
 	case SessionSucceeded:
@@ -324,12 +333,8 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 		return d, nil
 	}
 
-	if d.Refresh {
-		rec, err := s.vault.rows.GetRow(ctx, kindToken, s.refresh)
-		if err != nil {
-			return nil, err
-		}
-		t, err := s.vault.openToken(ctx, rec)
+	if of := s.of(); of != uuid.Nil {
+		t, err := tokenAt(ctx, s.vault, of)
 		if err != nil {
 			return nil, err
 		}
@@ -352,8 +357,8 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 //
 // Errors: a FieldError of result.enc_payload for a payload that cannot be opened, was used
 // in another session, or lacks a claim; ErrNotFound; ErrSessionCompleted;
-// ErrTooManyNumbers, which leaves the session open and is not counted as a refused card;
-// for a refreshed security code the errors of RefreshSecurityCode.
+// ErrTooManyNumbers and ErrCardReplaced, which leave the session open and are not counted as a
+// refused card; for a refreshed security code the errors of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
 	defer v.doing("complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
@@ -400,6 +405,8 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 		switch {
 		case errors.Is(err, errScheme):
 			reason = RefusedScheme
+		case errors.Is(err, ErrCardDataStale), errors.Is(err, ErrTokenInvalidated): // the card that is replaced
+			reason = RefusedAccountNumber
 		case errors.Is(err, ErrTooManyNumbers):
 			return nil, s.vault.refusePayload(ctx, used, err)
 		case errors.Is(err, ErrIdentificationPending), errors.Is(err, ErrIdentificationFailed):
@@ -427,8 +434,8 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 	return d, nil
 }
 
-// Tokenize stores a card in a session and returns its token. A session makes
-// one token, whatever races for it.
+// Tokenize stores a card in a session and returns its token. A session makes one token, or
+// gives one token another card, whatever races for it.
 //
 // With [Options.IDV] the cardholder is identified first, unless the session was made
 // to bypass that. If it takes longer than one call of the provider, Tokenize returns
@@ -437,8 +444,9 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 //
 // Errors: FieldErrors, with the code card_expired for a card that has expired; ErrNotFound
 // for a session that is unknown, ended, or of another account; ErrSessionCompleted;
-// ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers, which leaves the session
-// open; ErrIdentificationFailed, which ends it.
+// ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers and, of a session of
+// ReplaceSession, those of Replace, which leave the session open; ErrIdentificationFailed,
+// which ends it.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
 	defer v.doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
@@ -469,6 +477,9 @@ var errScheme = &FieldError{"PAN", invalid.Enum, "must be of an accepted scheme"
 // and stores also with it. The security code is kept for the usual time, or until the
 // time given. It returns store.ErrConflict if the session has changed: completed, or gone.
 func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time, also ...*store.Record) (*Token, error) {
+	if s.replace != uuid.Nil {
+		return s.replaceCard(ctx, c, t, until, also)
+	}
 	for {
 		made, next := *t, *s.record
 		made.BusinessKey, made.ImportProvider, made.session = s.businessKey, s.provider, s.id
@@ -514,7 +525,8 @@ type session struct {
 	bypass  bool
 	ttl     time.Duration // of the token; 0: for ever
 	refresh uuid.UUID     // row key of the token whose security code is entered anew, if it is for that
-	token   uuid.UUID     // row key of the token that was made, or refreshed
+	replace uuid.UUID     // row key of the token whose card is replaced, if it is for that
+	token   uuid.UUID     // row key of the token that was made, refreshed, or has another card
 	refused uint64        // cards
 	failed  Refusal       // why it has failed for good; "" if it has not
 
@@ -533,6 +545,19 @@ func (s *session) state() SessionState {
 		return SessionIdentifying
 	}
 	return SessionOpen
+}
+
+// of returns the row key of the token that the session changes, zero if it makes one.
+func (s *session) of() uuid.UUID { return cmp.Or(s.refresh, s.replace) }
+
+func (s *session) kind() SessionKind {
+	switch {
+	case s.refresh != uuid.Nil:
+		return SessionRefreshes
+	case s.replace != uuid.Nil:
+		return SessionReplaces
+	}
+	return SessionTokenizes
 }
 
 func (s *session) finished() bool { return s.token != uuid.Nil || s.failed != "" }
@@ -564,6 +589,7 @@ const (
 	sessionIDVChallenge
 	sessionBusinessKey
 	sessionProvider
+	sessionReplace
 )
 
 func (s *session) fields(f *tlv.Fields) {
@@ -571,6 +597,7 @@ func (s *session) fields(f *tlv.Fields) {
 	tlv.Uint(f, sessionTTL, &s.ttl)
 	tlv.ID(f, sessionToken, &s.token)
 	tlv.ID(f, sessionRefresh, &s.refresh)
+	tlv.ID(f, sessionReplace, &s.replace)
 	tlv.Uint(f, sessionRefused, &s.refused)
 	tlv.Text(f, sessionFailed, &s.failed)
 	tlv.Text(f, sessionBusinessKey, &s.businessKey)

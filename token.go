@@ -81,17 +81,26 @@ type Token struct {
 	BusinessKey    string `wire:"business_key"`
 	ImportProvider string `wire:"import_provider"`
 
+	// AccountNumberStale is whether the scheme has replaced the card number, so that the
+	// stored one is of no use. [Vault.Replace] stores the new one.
+	AccountNumberStale bool      `wire:"account_number_stale"`
+	UpdatedAt          time.Time `wire:"updated_at"` // of the last change that an event reports; CreatedAt before the first
+
 	// Fingerprint is the same for two tokens of an account if their cards have the same
 	// number. With the masked number it would confirm a guess of the number: events do not
 	// have it, and package httpapi shows it only to keys with ScopeFingerprintsRead.
 	Fingerprint Fingerprint `wire:"fingerprint"`
 
-	// Replayed is whether Import or Provision was called before under its idempotency key:
+	// PaymentAccountReference is the PAR of EMVCo: the same for the card number and every
+	// network token and wallet that stands for it, shown like the fingerprint. "" if the
+	// network has not reported it.
+	PaymentAccountReference string `wire:"payment_account_reference"`
+
+	// Replayed is whether Import, Replace or Provision was called before under its key:
 	// the token is as that call returned it then. See the package comment.
 	Replayed bool
 
 	artID       uuid.UUID // of CardArtURL
-	stale       bool      // the scheme has replaced the number that is stored
 	lastEvent   uuid.UUID // row key of its last event
 	toldVersion uint64    // version of its record that deliveries of that event contain; 0: none do
 
@@ -99,7 +108,12 @@ type Token struct {
 	// replaced: a former code that a cache keeps, or brings back, is of no use.
 	codes uint64
 
-	session SessionID // in which the card was entered; zero of an import
+	session SessionID // in which the card was entered; zero if it was passed in
+
+	// edition names the card number. It is random, and sealed with the number too, so that no
+	// other number is taken for it, such as a former one of a restored row. 0: the first.
+	edition uint64
+	former  string // last four digits of the number before; of a stale one, its own
 }
 
 // A Fingerprint is a keyed hash of a card number, under a key of the account. Zero means
@@ -127,7 +141,7 @@ type Status uint8
 
 const (
 	StatusActive  Status = iota + 1
-	StatusInvalid        // the scheme invalidated the instrument; final
+	StatusInvalid        // the scheme invalidated the instrument, until [Vault.Replace] gives the token another
 )
 
 // String returns the name that the REST API uses.
@@ -227,7 +241,7 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Tok
 func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r replay.Request) (*Token, error) {
 	call, answer, err := v.calls.BeginKeyed(ctx, v.rows, r)
 	if answer != nil && err == nil {
-		return v.decodeAnswer(answer) // the caller of the repetition knew the number
+		return v.decodeAnswer(ctx, answer) // the caller of the repetition knew the number
 	}
 
 	// The number counts also if the key was used for another request: else numbers
@@ -303,7 +317,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	t.ID = v.rows.Mask(kindToken, row)
-	t.CreatedAt, t.Status = rowkey.Time(row), StatusActive
+	t.CreatedAt, t.UpdatedAt, t.Status = rowkey.Time(row), rowkey.Time(row), StatusActive
 	if ttl > 0 {
 		t.ExpiresAt = t.CreatedAt.Add(ttl)
 	}
@@ -322,14 +336,7 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	r := &store.Record{Kind: kindToken, ID: row, Account: v.rows.ID}
-
-	// The length of the sealed text must not reveal the number's.
-	buf := plaintexts.Get().(*[]byte)
-	digits := tlv.Pad(tlv.Append((*buf)[:0], cardNumber, hiding.Of(c.PAN)), 32, 0)
-	err = v.rows.SealSecret(r, digits)
-	*buf = digits
-	wipe(buf)
-	if err != nil {
+	if err := sealNumber(v.rows, r, c.PAN, t.edition); err != nil {
 		return nil, nil, err
 	}
 
@@ -342,20 +349,35 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 
 	// The job that asks for its network token is stored with the token.
-	h := &holding{token: t, card: r, due: now()}
-	h.net = &networkToken{scheme: t.Scheme, network: v.opts.powers.Name, attempt: 1}
+	h := &holding{token: t, card: r, record: newNetworkRecord(r), due: now()}
+	h.net = &networkToken{scheme: t.Scheme, network: v.opts.powers.For(t.Scheme), attempt: 1}
 	h.due = h.due.Add(v.slot(h.net, t.CreatedAt))
 	if err := v.sealNetworkToken(h); err != nil {
 		return nil, nil, err
 	}
+	return append(records, h.record), event, sealContact(v.rows, h.record, c.Contact)
+}
 
-	if contact := hiding.Of(c.Contact); len(contact) > 0 {
-		plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
-		err = v.rows.SealSecret(h.record, plain)
-		clear(plain)
+// sealNumber seals a card number and its edition as the secret part of a token.
+func sealNumber(rows ledger.Account, r *store.Record, p card.PAN, edition uint64) error {
+	buf := plaintexts.Get().(*[]byte)
+	digits := tlv.AppendUint(tlv.Append((*buf)[:0], cardNumber, hiding.Of(p)), cardEdition, edition)
+	digits = tlv.Pad(digits, 32, 0) // the length of the sealed text must not reveal the number's
+	err := rows.SealSecret(r, digits)
+	*buf = digits
+	wipe(buf)
+	return err
+}
+
+// sealContact seals a contact, if there is one, as the secret part of a network token.
+func sealContact(rows ledger.Account, r *store.Record, c card.Contact) error {
+	contact := hiding.Of(c)
+	if len(contact) == 0 {
+		return nil
 	}
-
-	return append(records, h.record), event, err
+	plain := tlv.Pad(tlv.Append(make([]byte, 0, len(contact)+128), jobContact, contact), 64, 0)
+	defer clear(plain)
+	return rows.SealSecret(r, plain)
 }
 
 // schemeOf returns what the token of a card would have for its scheme.
@@ -383,8 +405,11 @@ func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, c
 	return err
 }
 
-// cardNumber is the tag of the number in the secret part of a token.
-const cardNumber = 1
+// Tags of the secret part of a token.
+const (
+	cardNumber  = iota + 1
+	cardEdition // of the number
+)
 
 // describe sets the fields that follow from a card number.
 func (t *Token) describe(pan []byte, iinLength int, bin *network.BIN) {
@@ -396,6 +421,7 @@ func (t *Token) describe(pan []byte, iinLength int, bin *network.BIN) {
 		t.IIN = string(pan[:iinLength])
 	}
 	t.Scheme = card.Scheme(scheme)
+	t.BankName, t.Segment, t.Type, t.CountryCode = "", "", "", ""
 	if bin == nil {
 		return
 	}
@@ -440,6 +466,7 @@ type TokenListOptions struct {
 	NetworkTokenStatus []network.Status
 	Scheme             []card.Scheme
 	BusinessKey        string // exact; of at most [store.MaxShared] tokens
+	AccountNumberStale *bool  // nil: any
 
 	// Fingerprint selects the tokens with the same card number, by [Vault.All] alone. No
 	// index leads to them: it reads every token that the other fields select.
@@ -487,8 +514,8 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 	l := listedBy(&ListOptions{o.Limit, o.Page, o.Ascending, o.From, o.To}, "list tokens", listing.List[*Token]{
 		Rows: v.rows, Kind: kindToken, Open: v.openToken,
 		Narrow: func(_ context.Context, q *store.Query) error {
-			if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 {
-				q.Classes = classes(o.Scheme, o.NetworkTokenStatus)
+			if len(o.Scheme) > 0 || len(o.NetworkTokenStatus) > 0 || o.AccountNumberStale != nil {
+				q.Classes = classes(o.Scheme, o.NetworkTokenStatus, o.AccountNumberStale)
 			}
 			if o.BusinessKey != "" {
 				q.Lookup = v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(o.BusinessKey))
@@ -773,16 +800,27 @@ func (v *Vault) dropNetworkToken(ctx context.Context, id, row uuid.UUID, n *netw
 }
 
 // class puts a token into a list by the fields that lists filter by. Zero is not a class.
-func class(s card.Scheme, n network.Status) uint8 {
-	return 1 + uint8(s)*uint8(networkTokenStatuses) + uint8(n)
+// There is room for 21 schemes.
+func class(s card.Scheme, n network.Status, stale bool) uint8 {
+	c := 1 + uint8(s)*uint8(networkTokenStatuses) + uint8(n)
+	if stale {
+		c |= 1 << 7
+	}
+	return c
 }
 
-// classes returns the classes of some schemes and statuses, or all if both are empty.
-func classes(of []card.Scheme, in []network.Status) (all store.Classes) {
+// classes returns the classes of some schemes, of some statuses, and of stale numbers or
+// others. Empty: any.
+func classes(of []card.Scheme, in []network.Status, stale *bool) (all store.Classes) {
 	for s := range card.Scheme(schemes) {
 		for n := range networkTokenStatuses {
-			if (len(of) == 0 || slices.Contains(of, s)) && (len(in) == 0 || slices.Contains(in, n)) {
-				all.Add(class(s, n))
+			if len(of) > 0 && !slices.Contains(of, s) || len(in) > 0 && !slices.Contains(in, n) {
+				continue
+			}
+			for _, is := range []bool{false, true} {
+				if stale == nil || *stale == is {
+					all.Add(class(s, n, is))
+				}
 			}
 		}
 	}
@@ -794,7 +832,7 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	if r.Version == 0 {
 		r.Version = 1
 	}
-	r.Class = class(t.Scheme, t.NetworkTokenStatus)
+	r.Class = class(t.Scheme, t.NetworkTokenStatus, t.AccountNumberStale)
 	r.Due = t.ExpiresAt
 	r.Lookup = nil
 	if t.BusinessKey != "" {
@@ -844,9 +882,9 @@ func (v *Vault) openTokenAs(ctx context.Context, r *store.Record, id uuid.UUID) 
 	return t, v.rows.Named(r, err)
 }
 
-// decodeAnswer returns the token of an idempotent answer: its row key and what
-// encode wrote.
-func (v *Vault) decodeAnswer(answer []byte) (*Token, error) {
+// decodeAnswer returns the token of an idempotent answer: its row key and what encode wrote.
+// The error is ErrNotFound if its card was replaced since.
+func (v *Vault) decodeAnswer(ctx context.Context, answer []byte) (*Token, error) {
 	row, err := replay.AnsweredID(answer)
 	if err != nil {
 		return nil, err
@@ -855,8 +893,23 @@ func (v *Vault) decodeAnswer(answer []byte) (*Token, error) {
 	if err != nil {
 		return nil, err
 	}
+	switch is, err := tokenAt(ctx, v, row); {
+	case err != nil:
+		return nil, err
+	case is.edition != t.edition:
+		return nil, ErrNotFound
+	}
 	t.Replayed = true
 	return t, nil
+}
+
+// tokenAt returns the token of a row key.
+func tokenAt(ctx context.Context, v *Vault, row uuid.UUID) (*Token, error) {
+	r, err := v.rows.GetRow(ctx, kindToken, row)
+	if err != nil {
+		return nil, err
+	}
+	return v.openToken(ctx, r)
 }
 
 // Tags of a token's shown part. A number is never given a second meaning.
@@ -899,6 +952,10 @@ const (
 	tokenToldSince
 	tokenCodes
 	tokenSession
+	tokenAccountReference
+	tokenUpdatedAt
+	tokenEdition
+	tokenFormer
 )
 
 // fields has what the shown part holds, besides the first and last digits of the number when
@@ -932,7 +989,7 @@ func (t *Token) fields(f *tlv.Fields) {
 	f.Array(tokenFingerprint, t.Fingerprint[:])
 
 	tlv.ID(f, tokenArt, &t.artID)
-	f.Bool(tokenStale, &t.stale)
+	f.Bool(tokenStale, &t.AccountNumberStale)
 	f.Bool(tokenDeviceBinding, &t.SupportsDeviceBinding)
 
 	if f.Has(tokenAuthMethod, t.Authentication != nil) {
@@ -948,7 +1005,14 @@ func (t *Token) fields(f *tlv.Fields) {
 	if id := f.Value(tokenSession, hiding.Of(t.session)); f.Reading() {
 		t.session = SessionID{hiding.New(id)}
 	}
+	tlv.Text(f, tokenAccountReference, &t.PaymentAccountReference)
 	f.Time(tokenExpiresAt, &t.ExpiresAt)
+
+	tlv.Uint(f, tokenEdition, &t.edition)
+	tlv.Text(f, tokenFormer, &t.former)
+	if f.Has(tokenUpdatedAt, !t.UpdatedAt.Equal(t.CreatedAt)) {
+		f.Time(tokenUpdatedAt, &t.UpdatedAt)
+	}
 }
 
 // fields has the fields of a reason, which may be nil, and returns the reason that was
@@ -995,7 +1059,7 @@ func (t *Token) encode(b []byte) []byte {
 func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	var f tlv.Fields
 	f.From(plain)
-	t := &Token{ID: id, CreatedAt: rowkey.Time(row)}
+	t := &Token{ID: id, CreatedAt: rowkey.Time(row), UpdatedAt: rowkey.Time(row)}
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
 

@@ -17,8 +17,8 @@ import (
 type UsedCard = card.Used
 
 // Use calls f with the card of a token, for a purpose of [Options.Purposes], and wipes the
-// card when f has returned or panicked. f must not keep it. A deletion of the token does not
-// wait for f. Caller, token, purpose and outcome are logged, without the error of f, which
+// card when f has returned or panicked. f must not keep it. Neither a deletion of the token
+// nor a replacement of its card waits for f. Caller, token, purpose and outcome are logged, without the error of f, which
 // Use returns.
 //
 // Errors: ErrNotEnabled without purposes; FieldErrors; ErrNotFound; ErrTokenInvalidated;
@@ -28,12 +28,12 @@ func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(co
 	if err := v.opts.checkPurpose(purpose); err != nil {
 		return err
 	}
-	get := func() (*UsedCard, error) { return usage{v, id}.open(ctx, true, true) }
+	get := func() (*UsedCard, error) { return (&usage{vault: v, id: id}).open(ctx, true, true) }
 	return use.With(ctx, v.rows, opUse.For(purpose), id, get, f)
 }
 
 // UseCredential is Use for the network token of a token, with a new cryptogram for one
-// payment. Like RequestPaymentData it makes a record, whose encrypted data is empty: the
+// payment, or without one if the merchant initiates it. Like RequestPaymentData it makes a record, whose encrypted data is empty: the
 // cryptogram is f's alone. r has no IdempotencyKey, and needs no merchant with a secret.
 //
 // Errors: those of Use and RequestPaymentData; [*DeclinedError].
@@ -42,7 +42,7 @@ func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string,
 	if err := errors.Join(v.opts.checkPurpose(purpose), checkPayment(ctx, v, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
 		return err
 	}
-	get := func() (*receive.Credential, error) { return usage{v, id}.credential(ctx, &r) }
+	get := func() (*receive.Credential, error) { return (&usage{vault: v, id: id}).credential(ctx, &r) }
 	return use.With(ctx, v.rows, opUseCredential.For(purpose), id, get, f)
 }
 
@@ -50,7 +50,7 @@ func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string,
 // token, and with its network token if r is not nil.
 func (v *Vault) Forward(ctx context.Context, id uuid.UUID, c *use.Call, r *PaymentRequest) (_ *use.Sent, err error) {
 	defer v.doing("forward", &err)
-	token := usage{v, id}
+	token := &usage{vault: v, id: id}
 	s := use.Source{Calls: v.calls, Rows: v.rows, Operation: opForward, Token: id, Kind: kindToken, Log: v.log, Card: token.open}
 	if r != nil {
 		if err := errors.Join(checkPayment(ctx, v, *r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
@@ -60,6 +60,15 @@ func (v *Vault) Forward(ctx context.Context, id uuid.UUID, c *use.Call, r *Payme
 		s.Wait = v.opts.NetworkTimeout
 	}
 	return c.Make(ctx, s)
+}
+
+// ForwardCredentials is for package forward, whose credentials of the operator it keeps.
+func (v *Vault) ForwardCredentials() use.Credentials {
+	c := use.Credentials{Kind: kindCredential, Sets: opSetCredential, Deletes: opDeleteCredential, Doing: v.doing}
+	if v != nil {
+		c.Rows = v.rows
+	}
+	return c
 }
 
 // checkPurpose returns why cards are not used for a purpose, or nil.
@@ -75,12 +84,13 @@ func (o *Options) checkPurpose(purpose string) error {
 
 // A usage is the use of one token.
 type usage struct {
-	vault *Vault
-	id    uuid.UUID
+	vault  *Vault
+	id     uuid.UUID
+	opened *Token // whose card was opened; nil before
 }
 
 // open returns the card, for the caller to wipe, with number and code if they are needed.
-func (u usage) open(ctx context.Context, number, code bool) (*UsedCard, error) {
+func (u *usage) open(ctx context.Context, number, code bool) (*UsedCard, error) {
 	v := u.vault
 	rec, err := v.rows.Get(ctx, kindToken, u.id)
 	if err != nil {
@@ -92,30 +102,42 @@ func (u usage) open(ctx context.Context, number, code bool) (*UsedCard, error) {
 		return nil, err
 	case t.Status == StatusInvalid:
 		return nil, ErrTokenInvalidated
-	case t.stale && number:
+	case t.AccountNumberStale && number:
 		return nil, ErrCardDataStale
 	}
 
 	c := &UsedCard{Expiry: t.Expiry, Name: t.CardholderName, Masked: t.MaskedAccountNumber}
-	c.Consume = func(ctx context.Context) error { _, err := v.Consume(ctx, u.id, nil); return err }
+	c.Consume = func(ctx context.Context) error { return u.consume(ctx, t) }
 	if number {
-		c.PAN, err = v.openPAN(ctx, rec)
+		c.PAN, err = v.openPAN(ctx, rec, t)
 	}
 	if err == nil && code {
-		c.SecurityCode, _, err = v.securityCode(ctx, u.id)
+		c.SecurityCode, _, err = v.securityCode(ctx, t)
 	}
 	if err != nil {
 		c.Wipe()
 	}
+	u.opened = t
 	return c, err
 }
 
+// consume erases the code that the token had when it was used, and no later one.
+func (u *usage) consume(ctx context.Context, then *Token) error {
+	t, err := u.vault.Get(ctx, u.id)
+	if err == nil && t.codes == then.codes {
+		_, err = u.vault.Consume(ctx, u.id, nil)
+	}
+	return err
+}
+
 // credential asks the network for a credential, for the caller to wipe, and stores the record.
-func (u usage) credential(ctx context.Context, r *PaymentRequest) (*receive.Credential, error) {
+func (u *usage) credential(ctx context.Context, r *PaymentRequest) (*receive.Credential, error) {
 	h, err := u.vault.hold(ctx, u.vault.rows.Unmask(kindToken, u.id))
 	switch {
 	case err != nil:
 		return nil, err
+	case u.opened != nil && u.opened.edition != h.token.edition: // a use has one card
+		return nil, ErrCardReplaced
 	case h.token.Status == StatusInvalid:
 		return nil, ErrTokenInvalidated
 	}

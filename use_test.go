@@ -18,6 +18,7 @@ import (
 	"github.com/cardvault/cardvault/internal/use"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -140,7 +141,7 @@ func TestForwardPanics(t *testing.T) {
 			want  error
 		}{
 			{0, cardvault.ErrIdempotencyInProgress},
-			{39 * time.Second, cardvault.ErrIdempotencyInProgress},
+			{44 * time.Second, cardvault.ErrIdempotencyInProgress},
 			{time.Second, use.ErrUnknown},
 			{23 * time.Hour, use.ErrUnknown},
 		} {
@@ -152,6 +153,45 @@ func TestForwardPanics(t *testing.T) {
 		if text := l.log.text(); !strings.Contains(text, "panicked") || strings.Contains(text, "4242424242424242") {
 			l.Error(text)
 		}
+	})
+}
+
+// A stuck store does nothing until its caller gives up, or for an hour.
+type stuck struct{ store.Store }
+
+func (stuck) Update(ctx context.Context, _ func(store.Tx) error) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Hour):
+		return store.ErrUnavailable
+	}
+}
+
+// Under a key a call goes on when its caller has left, and still ends if the store is stuck
+// while the credential is asked for.
+func TestForwardCredentialOfAStuckStore(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		id := l.become(active)
+		c := never(l)
+		whole := l.store.on()
+		claimed := false
+		l.store.hook(func() error {
+			if claimed {
+				l.store.rests(stuck{whole})
+			}
+			claimed = true
+			return nil
+		})
+		began := time.Now()
+		if _, err := l.Forward(l.Context(), id, c, &cardvault.PaymentRequest{Amount: 1, Currency: "EUR", Reference: "7"}); err == nil {
+			l.Error("no error")
+		}
+		if took := time.Since(began); took > time.Minute {
+			l.Errorf("it took %v", took)
+		}
+		l.store.hook(nil)
+		l.store.rests(whole)
 	})
 }
 

@@ -47,10 +47,16 @@
 // the network and the provider of [Vault.ObtainPPAN] use it. [Vault.RefreshSession] starts
 // a session for entering it again.
 //
+// # Replaced cards
+//
+// Issuers replace cards. [Vault.Replace], or a session of [Vault.ReplaceSession], gives a token
+// the new card, and the token keeps its id. [Token.AccountNumberStale] shows that the network
+// has reported a new number.
+//
 // # Background work
 //
 // Call [Vault.Run] in a goroutine of its own, or [Vault.Drain] now and then. It provisions
-// network tokens and keeps them up to date, passes events to [Options.Events], and erases
+// network tokens and keeps them up to date, submits cards to [Options.Updater], passes events to [Options.Events], and erases
 // tokens with an expiration time, sessions, API keys and idempotency keys: these are
 // invisible from the instant they lapse.
 //
@@ -63,10 +69,11 @@
 // [Options.IdempotencyTTL] has passed. The field Replayed of the result is true then.
 //
 // The record of a key is written in the transaction of the effect. It holds a keyed hash of
-// the request, never the request. Import and Provision return the token as it was, other
-// calls return the present state of their object. If the object was deleted the error is
-// [ErrNotFound], and nothing is made again. The same holds for CreateSession and
-// RefreshSession once the session has lapsed, because its id is a credential. API keys,
+// the request, never the request. Import, Replace and Provision return the token as it was,
+// other calls return the present state of their object. If the object was deleted, or the card
+// of a token that is returned as it was has been replaced, the error is [ErrNotFound], and
+// nothing is made again. The same holds for the calls that make a session once that has
+// lapsed, because its id is a credential. API keys,
 // payment secrets and secrets of webhooks are shown once and not on a repetition: rotate or
 // revoke a lost one. Errors are not stored, except ErrNetworkTokenState of Provision.
 //
@@ -109,6 +116,7 @@ import (
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/quota"
 	"github.com/cardvault/cardvault/internal/removal"
+	"github.com/cardvault/cardvault/internal/renewal"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -135,8 +143,9 @@ type core struct {
 	standings sync.Map // of accounts: *standing
 	counts    quota.Counts
 	outbox    *outbox.Outbox
-	testing   sync.Map   // row keys of webhooks to which a test is under way
-	rate      *jobs.Rate // of calls for a scheme
+	testing   sync.Map          // row keys of webhooks to which a test is under way
+	rate      *jobs.Rate        // of calls for a scheme
+	renewals  *renewal.Renewals // nil without an account updater
 	decoy     *decoy
 
 	principals *ledger.Memory[*Principal] // under the digests of their API keys' texts
@@ -182,7 +191,24 @@ const (
 	kindSinkQueue  = outbox.KindSinkQueue
 	kindLease      = ledger.KindAccount + iota // that a process does the provisionings of a shard, or waits for one
 	kindGivenKey                               // that an API key was made with a text that was given, also once the key is gone
+	kindCredential                             // of the operator, for forwards
+	kindRound                                  // the going through all tokens for the account updater, one of the whole vault
+	kindSubmission                             // the cards that were submitted to the account updater together
+	kindOptOut                                 // that a cardholder wants no updates; id and parent are the token's
 )
+
+// homes says of which account records are; other kinds are Anywhere.
+var homes = map[store.Kind]ledger.Home{
+	ledger.KindMeta: ledger.Nowhere, kindAccount: ledger.Nowhere, kindNotice: ledger.Nowhere, kindSpread: ledger.Nowhere,
+	kindSessionKey: ledger.Nowhere, kindPayload: ledger.Nowhere, kindSinkQueue: ledger.Nowhere, kindLease: ledger.Nowhere, kindRound: ledger.Nowhere,
+
+	kindMerchant: ledger.Own, kindAPIKey: ledger.Own, kindToken: ledger.Own, kindSession: ledger.Own,
+	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
+	kindBackfill: ledger.Own, kindCardArt: ledger.Own, kindCardArtPart: ledger.Own, kindPaymentData: ledger.Own,
+	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own,
+
+	kindDelivery: ledger.Mixed,
+}
 
 // names says how errors name records; other kinds appear by number. No error has the id of
 // a session, which is a credential, or of card art, which entitles to see it.
@@ -201,6 +227,7 @@ var names = map[store.Kind]ledger.Name{
 	kindWebhook:      {Kind: "webhook", Printed: kindWebhook},
 	kindDelivery:     {Kind: "delivery", Printed: kindDelivery},
 	kindPast:         {Kind: "token at event", Printed: kindEvent},
+	kindCredential:   {Kind: "credential"},
 }
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file
@@ -266,6 +293,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		ModeName:  func(m uint8) string { return Mode(m).String() },
 		Families:  families,
 		Names:     names,
+		Homes:     homes,
 		Log:       o.Logger,
 		Wrote:     c.wrote,
 		Mistrust: func(answer string) {
@@ -288,10 +316,14 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
 	c.outbox = whole.newOutbox()
 	c.rate = jobs.NewRate(o.NetworkRate)
+	c.renewals = newRenewals(c)
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
 	c.eraser.Attach(c.jobs)
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	c.outbox.Attach(c.jobs)
+	if err := c.renewals.Attach(ctx, c.jobs); err != nil {
+		return nil, err
+	}
 	v := whole.In(c.ledger.First)
 	c.decoy, err = v.newDecoy()
 	return v, err

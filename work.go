@@ -3,6 +3,7 @@ package cardvault
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -24,7 +25,7 @@ func (v *Vault) lapsing() []removal.Lapsing {
 		{Kind: kindToken, Named: true, Endings: v.endingsOf},
 		{Kind: kindAPIKey, Named: true},
 		{Kind: kindSession}, {Kind: kindIdempotency}, {Kind: kindAnswer}, {Kind: kindNotice}, {Kind: kindPaymentJWE},
-		{Kind: kindSessionKey}, {Kind: kindPayload}, {Kind: kindMistakes}, {Kind: kindEvent},
+		{Kind: kindSessionKey}, {Kind: kindPayload}, {Kind: kindMistakes}, {Kind: kindEvent}, {Kind: kindSubmission},
 	}
 }
 
@@ -54,7 +55,7 @@ func (v *Vault) kinds() []jobs.Kind {
 		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
 	}
-	return append(own, v.outbox.Kinds()...)
+	return slices.Concat(own, v.renewals.Work(), v.outbox.Kinds())
 }
 
 // job returns the Do of a kind: it decodes what the record of a job holds, and does the job
@@ -70,47 +71,54 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 }
 
 // Run does the background work of the vault until ctx ends: it provisions network tokens
-// and keeps them up to date, receives the notices of a network that is a [network.Feeder],
-// passes events on, and erases lapsed records within seconds. It returns nil when ctx has
-// ended and running work has finished, after [Options.NetworkTimeout] or so; and ErrClosed
-// if the vault is closed first. Failures are logged and tried again. Several processes may
-// run on one store.
+// and keeps them up to date, receives the notices of networks that are a [network.Feeder],
+// submits cards to the account updater and receives its outcomes, passes events on, and
+// erases lapsed records within seconds. It returns nil when ctx has ended and running work
+// has finished, after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
+// first. Failures are logged and tried again. Several processes may run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer v.doing("run", &err)
-	if v.opts.powers.Feeder != nil {
-		return v.jobs.Run(ctx, v.feed)
+	var feeds []func(context.Context)
+	for _, info := range v.opts.powers.Networks() {
+		if info.Feeder {
+			feeds = append(feeds, v.feed("network", info.Name, func(ctx context.Context) error { return v.feedNotices(ctx, info.Name) }))
+		}
 	}
-	return v.jobs.Run(ctx)
+	if v.renewals != nil {
+		feeds = append(feeds, v.feed("account updater", v.opts.Updater.Info().Name, v.renewals.Feed))
+	}
+	return v.jobs.Run(ctx, feeds...)
 }
 
-// Drain does the background work that is due and returns. It receives no notices, and tries
-// nothing twice that fails. Call it each minute, or the vault warns of overdue work.
+// Drain does the background work that is due and returns. It receives no notices and no
+// outcomes of the account updater, and tries nothing twice that fails. Call it each minute,
+// or the vault warns of overdue work.
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing("drain", &err)
 	return v.jobs.Drain(ctx)
 }
 
-// feed receives notices until ctx ends.
-func (v *Vault) feed(ctx context.Context) {
-	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
-		start := time.Now()
-		err := v.guard("network", func() error { return v.opts.powers.Feeder.Feed(ctx, v.Notify) })
-		if ctx.Err() != nil {
-			return
+// feedNotices receives the notices of a network until ctx ends.
+func (v *Vault) feedNotices(ctx context.Context, name string) error {
+	return v.opts.powers.Feeder.Feed(ctx, &network.FeedRequest{Network: name}, func(ctx context.Context, n *network.Notice) error {
+		switch {
+		case n == nil:
+			return required("Notice")
+		case n.Token.Network != "" && n.Token.Network != name:
+			v.log.Error("a notice names a network other than its own and is dropped", "network", name)
+			return nil
 		}
-		if err == nil {
-			err = errors.New("it has ended")
-		}
-		v.log.Error("feed of the network failed and will be restarted", "error", leak.Printable(err))
-		if time.Since(start) > time.Minute {
-			wait = time.Second
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
+		return v.Notify(ctx, bound(n, name))
+	})
+}
+
+// feed returns a function that receives the news of an adapter until its context ends.
+func (c *core) feed(who, name string, receives func(context.Context) error) func(context.Context) {
+	return jobs.Restarted(func(ctx context.Context) error {
+		return c.guard(who, func() error { return receives(ctx) })
+	}, func(err error) {
+		c.log.Error("feed failed and will be restarted", "of", who, "name", name, "error", leak.Printable(err))
+	})
 }
 
 // claimNetworkToken puts a job off while the rate limit allows no call for its scheme.
@@ -149,8 +157,11 @@ func (v *Vault) advanceNetworkToken(ctx context.Context, j *jobs.Job) error {
 	}
 
 	c := &networkCall{vault: v, job: j, asked: h, news: h.net.news}
+	name := v.opts.powers.For(h.token.Scheme)
 	switch {
-	case h.net.network != v.opts.powers.Name:
+	case c.untried() && (name == "" || name == h.net.network):
+		return c.provision(ctx)
+	case c.untried() || !v.opts.powers.Has(h.net.network):
 		return c.postpone(ctx)
 	case h.token.NetworkTokenStatus == network.Pending && h.net.id == "":
 		return c.provision(ctx)

@@ -631,7 +631,7 @@ type feeding struct {
 
 func (n *feeding) Info() network.Info { return network.Info{Name: "scripted", Feeder: true} }
 
-func (n *feeding) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
+func (n *feeding) Feed(ctx context.Context, _ *network.FeedRequest, sink func(context.Context, *network.Notice) error) error {
 	return n.feed(ctx, sink)
 }
 

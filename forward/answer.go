@@ -2,7 +2,6 @@ package forward
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,8 +16,8 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/forward/internal/exchange"
 	"github.com/cardvault/cardvault/forward/internal/redact"
+	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/tlv"
-	"github.com/cardvault/cardvault/internal/use"
 	"github.com/google/uuid"
 )
 
@@ -46,6 +45,7 @@ func (c *call) read(ctx context.Context, resp *http.Response, r *redact.Redactor
 	defer func() {
 		resp.Close = resp.Close || a.Redacted || a.Truncated // TLS keeps the last that it has read
 		_ = resp.Body.Close()                                // waits until the request is not in use any more
+		erase.Registers()
 	}()
 	listed := strings.FieldsFunc(strings.Join(resp.Header["Connection"], ","), func(c rune) bool { return c == ',' || c == ' ' })
 	for name, values := range resp.Header {
@@ -90,41 +90,29 @@ func (a *Answer) mask(r *redact.Redactor, text string) string {
 }
 
 // readBody reads the body of an answer, decompressed. ok is false if it is longer than most
-// bytes, or in an encoding that was not asked for.
+// bytes, or cannot be decompressed. The error is of the connection.
 func readBody(resp *http.Response, most int) (body []byte, ok bool, err error) {
-	from := io.Reader(resp.Body)
-	// Compressed text without end may come to nothing.
-	limited := &io.LimitedReader{R: resp.Body, N: int64(most) + 1}
-	switch strings.ToLower(strings.Join(resp.Header["Content-Encoding"], ",")) {
-	case "", "identity":
-	case "gzip", "x-gzip":
-		unzip, err := gzip.NewReader(limited)
-		if err == io.EOF {
-			return nil, true, nil // of HEAD, and with 204
-		}
-		if errors.Is(err, gzip.ErrHeader) {
-			return nil, false, nil
-		}
-		if err != nil {
-			return nil, false, err
-		}
-		from = unzip
+	room := 512
+	if n := resp.ContentLength; n >= 0 && n <= int64(most) {
+		room = int(n) + 1
+	}
+	encoding := strings.ToLower(strings.Join(resp.Header["Content-Encoding"], ","))
+	switch encoding {
+	case "", "identity", "gzip", "x-gzip":
 	default:
 		return nil, false, nil
 	}
 
-	room := 512
-	if n := resp.ContentLength; from == io.Reader(resp.Body) && n >= 0 && n <= int64(most) {
-		room = int(n) + 1
-	}
-	body, err = readAll(from, min(room, most+1), most)
+	body, err = readAll(resp.Body, min(room, most+1), most)
 	switch {
-	case len(body) > most || limited.N <= 0:
-		return body, false, nil
-	case errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader):
-		return body, false, nil
+	case err != nil || len(body) > most:
+		return body, false, err
+	case strings.HasSuffix(encoding, "gzip") && len(body) > 0: // 0 of HEAD, and with 204
+		defer clear(body)
+		text, ok := unzip(body, most)
+		return text, ok, nil
 	}
-	return body, err == nil, err
+	return body, true, nil
 }
 
 // readAll reads up to one byte more than most. A buffer that is too small is erased: it may
@@ -197,9 +185,9 @@ const (
 	failedTimeout
 )
 
-// encode returns an answer as it is kept: without the body, and then without the headers, if
-// it has no room.
-func (a *Answer) encode() []byte {
+// encode returns an answer as it is kept in so many bytes: without the body, and then without
+// the headers, if it has no room. The rest is always kept.
+func (a *Answer) encode(room int) []byte {
 	b := tlv.Append(nil, tagID, a.ID[:])
 	b = tlv.AppendUint(b, tagStatus, uint64(a.StatusCode))
 	b = tlv.AppendBool(b, tagRedacted, a.Redacted)
@@ -212,7 +200,7 @@ func (a *Answer) encode() []byte {
 			head = tlv.Append(head, tagValue, "="+value) // an empty field would be left out
 		}
 	}
-	fits := func(n int) bool { return len(b)+n < use.MaxAnswer-16 }
+	fits := func(n int) bool { return len(b)+n < room-16 }
 	if fits(len(head)) {
 		b = append(b, head...)
 	}

@@ -18,7 +18,9 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/forward"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
 )
 
 // each writes a value with an escape for every character.
@@ -68,7 +70,7 @@ func TestEcho(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		sent, _ = url.ParseQuery(string(body))
 		var members []string
-		for _, name := range []string{"number", "code", "token", "cryptogram"} {
+		for _, name := range []string{"number", "cvc", "token", "cryptogram"} {
 			for form, text := range formsOf(sent.Get(name)) {
 				members = append(members, fmt.Sprintf(`"%s %s":"%s"`, name, form, text))
 				w.Header().Add("X-Echo", text)
@@ -90,12 +92,12 @@ func TestEcho(t *testing.T) {
 
 	for _, zip = range []bool{false, true} {
 		a, err := l.Do(t.Context(), l.token, l.request("application/x-www-form-urlencoded",
-			"number={{account_number}}&code={{security_code}}&token={{network_token}}&cryptogram={{cryptogram}}&m={{network_token_expiry_month}}&y={{network_token_expiry_year}}&eci={{eci}}"),
+			"number={{account_number}}&cvc={{security_code}}&token={{network_token}}&cryptogram={{cryptogram}}&m={{network_token_expiry_month}}&y={{network_token_expiry_year}}&eci={{eci}}"),
 			&forward.CallOptions{Payment: &cardvault.PaymentRequest{Amount: 1999, Currency: "EUR", Reference: "order 1"}})
 		if err != nil || a.StatusCode != 402 || !a.Redacted || a.Header["Set-Cookie"] != nil || a.Header["Content-Encoding"] != nil {
 			t.Fatalf("answer is %+v, %v", a, err)
 		}
-		if sent.Get("number") != number || sent.Get("code") != code || len(sent.Get("token")) < 12 || len(sent.Get("cryptogram")) < 20 || sent.Get("y") == "" {
+		if sent.Get("number") != number || sent.Get("cvc") != code || len(sent.Get("token")) < 12 || len(sent.Get("cryptogram")) < 20 || sent.Get("y") == "" {
 			t.Fatalf("sent %v", sent)
 		}
 		text := string(a.Body) + fmt.Sprint(a.Header)
@@ -233,11 +235,52 @@ func TestCodeInText(t *testing.T) {
 			w.Header().Set("Content-Type", c.contentType)
 			_, _ = io.WriteString(w, c.answer)
 		}, nil)
-		a, err := l.do(t, `{"c":"{{ security_code }}"}`, nil)
+		a, err := l.do(t, `{"cvc":"{{ security_code }}"}`, nil)
 		if err != nil || string(a.Body) != c.want {
 			t.Errorf("%s, %s becomes %s, %v", c.contentType, c.answer, a.Body, err)
 		}
 		l.server.Close()
+	}
+}
+
+// TestCodeElsewhere: a code in a field that is not for one could come back as a number. Then
+// numbers are masked too.
+func TestCodeElsewhere(t *testing.T) {
+	l := open(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", jsonType)
+		_, _ = io.WriteString(w, `{"amount":739,"list":[739, -739],"status":"739","year":2088,"739":1}`)
+	}, nil)
+	const form, text = "application/x-www-form-urlencoded", "text/xml"
+	for _, c := range []struct {
+		contentType, body, header string
+		numbers                   bool // are masked
+	}{
+		{form, "amount=1&card%5Bcvc%5D={{ security_code }}", "", false},
+		{form, "amount={{ security_code }}&cvc=1", "", true},
+		{form, "cvc={{ security_code }}&amount={{ security_code }}", "", true},
+		{jsonType, `{"card": {"securityCode" : "{{ security_code }}"}}`, "", false},
+		{jsonType, `{"cvc":"1","amount":"{{ security_code }}"}`, "", true},
+		{jsonType, `{"cvc":["{{ security_code }}"]}`, "", true},
+		{jsonType, `"{{ security_code }}"`, "", true},
+		{text, `<a><cvc>{{ security_code }}</cvc><amount>1</amount></a>`, "", false},
+		{text, `<a amount="1" card-cvv2 = " {{ security_code }}"/>`, "", false},
+		{text, `<a><cvc>1</cvc><amount>{{ security_code }}</amount></a>`, "", true},
+		{text, `<cvc amount='{{ security_code }}'/>`, "", true},
+		{jsonType, `{}`, "X-CVC", false},
+		{jsonType, `{}`, "X-Amount", true},
+	} {
+		r := l.request(c.contentType, c.body)
+		if c.header != "" {
+			r.Header[c.header] = []string{"{{ security_code }}"}
+		}
+		want := `{"amount":739,"list":[739, -739],"status":"***","year":2088,"739":1}`
+		if c.numbers {
+			want = `{"amount":"***","list":["***", "-***"],"status":"***","year":2088,"***":1}`
+		}
+		a, err := l.Do(t.Context(), l.token, r, nil)
+		if err != nil || string(a.Body) != want {
+			t.Errorf("%s %s: %s, %v", c.body, c.header, a.Body, err)
+		}
 	}
 }
 
@@ -381,4 +424,66 @@ func TestAnswerIsOnce(t *testing.T) {
 	if err != nil || !bytes.Equal(again.Body, want) || !again.Replayed || again.ID != first.ID || again.Duration != first.Duration || !reflect.DeepEqual(again.Header, first.Header) {
 		t.Errorf("repetition is %+v, %v; want %+v", again, err, first)
 	}
+}
+
+// TestKeptAnswers: what an account keeps of answers in a day is bounded. Beyond that a
+// repetition has the status, and the payment is still made once.
+func TestKeptAnswers(t *testing.T) {
+	l := open(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 4000)) }, nil)
+	other, err := l.vault.CreateAccount(t.Context(), "other", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := l.add(t, l.vault.In(other.ID))
+	f, err := forward.New(l.vault, []forward.Destination{{Name: "psp", URL: l.server.URL, Roots: l.roots()}},
+		&forward.Options{AllowLoopback: true, KeptAnswers: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+
+	for i := range 4 {
+		opts := &forward.CallOptions{IdempotencyKey: fmt.Sprint(i)}
+		for repeated := range 2 {
+			a, err := f.Do(t.Context(), l.token, l.request(jsonType, charge), opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := i < 2 || repeated == 0
+			if a.StatusCode != 200 || a.Replayed != (repeated == 1) || a.Truncated == whole || (len(a.Body) == 4000) != whole || (len(a.Header) > 0) != whole {
+				t.Errorf("answer %d, repeated: %d: %d bytes, header %v, %+v", i, repeated, len(a.Body), a.Header, a)
+			}
+		}
+	}
+	if n := strings.Count(l.log.String(), "POST 200, kept in short"); n != 2 || l.requests.Load() != 4 {
+		t.Errorf("the log names %d answers, after %d requests", n, l.requests.Load())
+	}
+
+	opts := &forward.CallOptions{IdempotencyKey: "1"}
+	for range 2 {
+		if a, err := f.In(other.ID).Do(t.Context(), theirs, l.request(jsonType, charge), opts); err != nil || len(a.Body) != 4000 {
+			t.Errorf("another account: %+v, %v", a, err)
+		}
+	}
+	if _, err := forward.New(l.vault, nil, &forward.Options{KeptAnswers: -1}); err == nil {
+		t.Error("a negative limit is taken")
+	}
+}
+
+// TestAllowance: it begins anew each day.
+func TestAllowance(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		take, a, b := forward.Allowance(100), uuid.New(), uuid.New()
+		for _, c := range []struct {
+			pause   time.Duration
+			account uuid.UUID
+			bytes   int
+			ok      bool
+		}{{0, a, 60, true}, {0, a, 60, false}, {0, a, 40, true}, {23 * time.Hour, a, 1, false}, {0, b, 100, true}, {time.Hour, a, 100, true}, {0, b, 1, true}} {
+			time.Sleep(c.pause)
+			if ok := take(c.account, c.bytes); ok != c.ok {
+				t.Errorf("%d bytes after %v: %v", c.bytes, c.pause, ok)
+			}
+		}
+	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/use"
-	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
@@ -53,7 +52,9 @@ type call struct {
 	*message
 	to      *destination
 	opts    *CallOptions
+	vault   *cardvault.Vault
 	account uuid.UUID
+	kept    *allowance
 	answer  *Answer // once there is one
 }
 
@@ -67,13 +68,10 @@ func (f *Forwarder) prepare(r *Request, opts *CallOptions, syntax template.Synta
 		return nil, err
 	}
 	to, err := find(f.destinations, m.method, m.url)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case len(m.credentials) > 0 && to.Credential == nil:
-		return nil, &cardvault.FieldError{Field: "Header", Code: invalid.UnknownPlaceholder, Message: "has a credential that the destination does not have"}
 	}
-	return &call{message: m, to: to, opts: opts}, nil
+	return &call{message: m, to: to, opts: opts, vault: f.vault, kept: f.kept}, nil
 }
 
 func (f *Forwarder) do(ctx context.Context, token uuid.UUID, r *Request, opts *CallOptions, syntax template.Syntax) (*Answer, error) {
@@ -141,11 +139,19 @@ func (c *call) send(ctx context.Context, used *card.Used, payment *receive.Crede
 		return c.failed(ctx, err)
 	}
 	c.answer.Duration = time.Since(start)
-	return &use.Sent{
-		Answer:  c.answer.encode,
+	sent := &use.Sent{
 		Consume: c.opts.Consume && c.answer.StatusCode/100 == 2,
 		Detail:  c.method + " " + strconv.Itoa(c.answer.StatusCode),
-	}, nil
+	}
+
+	if c.opts.IdempotencyKey != "" {
+		kept, short := c.encoded()
+		sent.Answer = func() []byte { return kept }
+		if short {
+			sent.Detail += ", kept in short"
+		}
+	}
+	return sent, nil
 }
 
 // failed returns the result of a call without an answer.
@@ -184,34 +190,6 @@ func valuesOf(used *card.Used, payment *receive.Credential) *template.Values {
 	return v
 }
 
-const maxCredential = 8 << 10
-
-// addCredentials asks the operator for the credentials that the headers name.
-func (c *call) addCredentials(ctx context.Context, v *template.Values) (err error) {
-	v.Credentials = map[string][]byte{}
-	for _, name := range c.credentials {
-		var given Credential
-		err := guarded("Destination.Credential", func() (err error) {
-			if c.to.Credential != nil {
-				given, err = c.to.Credential(ctx, c.account, name)
-			}
-			return err
-		})
-
-		text := hiding.Of(given)
-		switch {
-		case err != nil:
-			return err
-		case given.IsZero():
-			return &cardvault.FieldError{Field: "Header", Code: invalid.UnknownPlaceholder, Message: "has a credential that the destination does not have"}
-		case len(text) < redact.MinSecret || len(text) > maxCredential || bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }):
-			return errors.New("forward: a credential must be 8 to 8192 printable ASCII characters")
-		}
-		v.Credentials[name] = bytes.Clone(text)
-	}
-	return nil
-}
-
 // wipe erases the credentials.
 func wipe(v *template.Values) {
 	for _, text := range v.Credentials {
@@ -236,13 +214,13 @@ func guarded(name string, f func() error) (err error) {
 func (c *call) setUp(r *redact.Redactor, used *card.Used, payment *receive.Credential, v *template.Values) {
 	r.Number([]byte(used.Masked)) // a Redactor needs no other digits
 	if c.names.Any(ofCode) {
-		r.Code(len(v.Of[template.SecurityCode]))
+		r.Code(len(v.Of[template.SecurityCode]), c.codeElsewhere)
 	}
 	if payment != nil {
 		r.Number(v.Of[template.NetworkToken])
 		r.Secret(v.Of[template.Cryptogram])
 		if n := len(v.Of[template.Cryptogram]); n < redact.MinSecret && c.names.Any(ofCryptogram) {
-			r.Code(n) // such as a code that a network has made for one payment
+			r.Code(n, false) // such as a code that a network has made for one payment
 		}
 	}
 	for _, text := range v.Credentials {
@@ -266,8 +244,14 @@ func (c *call) fill(v *template.Values) (*exchange.Request, func(), error) {
 		clear(whole)
 	}
 
+	size := int64(0)
 	for i := range c.header {
 		f := c.header[i].template.Fill(v)
+		if size += f.Size(); size > maxFilledSize {
+			f.Wipe()
+			wipeAll()
+			return nil, nil, ErrTooLarge
+		}
 		value := f.Bytes()
 		f.Wipe()
 		inHeader = append(inHeader, value)

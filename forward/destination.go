@@ -45,9 +45,9 @@ type Destination struct {
 	Sign func(r *http.Request, body []byte) error
 
 	// Credential returns a credential of the operator for an account, which
-	// {{ destination.NAME }} in a header stands for. A zero Credential
-	// says that the name is not known. If nil, none is. Its error ends the forward before
-	// anything is sent.
+	// {{ destination.NAME }} in a header stands for. If it is nil, or returns a zero
+	// Credential, [Forwarder.SetCredential] has stored it, or the name is not known. Its
+	// error ends the forward before anything is sent.
 	Credential func(ctx context.Context, account uuid.UUID, name string) (Credential, error)
 
 	// Certificate is shown to the destination if it asks for one.

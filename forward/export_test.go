@@ -1,6 +1,10 @@
 package forward
 
-import "net"
+import (
+	"net"
+
+	"github.com/google/uuid"
+)
 
 // Resolve has f look up hosts with r.
 func Resolve(f *Forwarder, r *net.Resolver) {
@@ -11,3 +15,8 @@ func Resolve(f *Forwarder, r *net.Resolver) {
 
 // ReadAll reads the body of an answer.
 var ReadAll = readAll
+
+// Allowance returns the take of an allowance.
+func Allowance(daily int64) func(account uuid.UUID, n int) bool {
+	return (&allowance{daily: daily}).take
+}

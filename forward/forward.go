@@ -36,7 +36,7 @@
 // [Forwarder.With] and [CallOptions.Marker] are for requests that have such text.
 //
 // {{ destination.NAME }} in a header is a credential of the operator, so that the caller
-// need not have it: see [Destination.Credential].
+// need not have it: see [Forwarder.SetCredential] and [Destination.Credential].
 //
 // # Sending
 //
@@ -54,7 +54,8 @@
 // In an answer every number is masked that has the length, the first six and the last four
 // digits of the card number, so that the mask does not show which is the card's; likewise
 // the network token. If the request has the security code, every number of its length that
-// stands alone in a string value is masked. The cryptogram and the operator's credentials
+// stands alone in a string value is masked; if it has it in a field whose name is not that of
+// a security code, numbers of JSON too. The cryptogram and the operator's credentials
 // are masked too. All are found also with escapes of JSON, percent-encoded, as entities, in
 // hexadecimal digits, base64 and base64url. Set-Cookie is left out.
 //
@@ -63,6 +64,7 @@
 package forward
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,7 +72,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/use"
 	"github.com/google/uuid"
 )
@@ -81,7 +82,8 @@ var (
 	// that no [Destination] allows.
 	ErrDestination = errors.New("forward: destination is not allowed")
 
-	// ErrTooLarge is returned for a body over [MaxBody].
+	// ErrTooLarge is returned for a body over [MaxBody], and for headers that have more than
+	// 64 KiB with the card and credentials in them.
 	ErrTooLarge = errors.New("forward: body is too large")
 
 	// ErrNoSecurityCode is returned for a request with the security code if the vault does
@@ -111,24 +113,19 @@ type Options struct {
 	// proxy, or in memory for a test. TLS is made above them. Which addresses it connects to
 	// is then its own to guard.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+	// KeptAnswers limits what an account keeps of answers under idempotency keys, in bytes
+	// of a day in UTC and this process. Further answers are kept without header and body, as
+	// the log of their use says. Defaults to 1 GiB.
+	KeptAnswers int64
 }
-
-// hidden is embedded under this name, so that other packages cannot name the field.
-type hidden = hiding.Bytes
-
-// A Credential is a secret of the operator that goes into a header: 8 to 8192 printable
-// ASCII characters. However it is printed, logged or encoded, nothing of it shows. The zero
-// value is empty.
-type Credential struct{ hidden }
-
-// NewCredential returns a Credential of a copy of text.
-func NewCredential(text []byte) Credential { return Credential{hiding.New(text)} }
 
 // A Forwarder forwards cards of one account: of the vault that New was given, unless it came
 // from In. Its methods may be called concurrently.
 type Forwarder struct {
 	vault        *cardvault.Vault
 	destinations []*destination
+	kept         *allowance // of all accounts
 }
 
 // New returns a forwarder. It connects to nothing yet. opts may be nil.
@@ -143,7 +140,11 @@ func New(v *cardvault.Vault, destinations []Destination, opts *Options) (*Forwar
 		return nil, fmt.Errorf("%w: forward.Options.AllowLoopback is for sandboxes", cardvault.ErrWrongMode)
 	}
 
-	f := &Forwarder{vault: v}
+	if opts.KeptAnswers < 0 {
+		return nil, errors.New("forward: Options.KeptAnswers must not be negative")
+	}
+
+	f := &Forwarder{vault: v, kept: &allowance{daily: cmp.Or(opts.KeptAnswers, defaultKept)}}
 	for i := range destinations {
 		d, err := newDestination(destinations[i], opts)
 		if err != nil {
@@ -164,7 +165,7 @@ func New(v *cardvault.Vault, destinations []Destination, opts *Options) (*Forwar
 
 // In returns a forwarder for cards of another account, with the same destinations.
 func (f *Forwarder) In(account uuid.UUID) *Forwarder {
-	return &Forwarder{f.vault.In(account), f.destinations}
+	return &Forwarder{f.vault.In(account), f.destinations, f.kept}
 }
 
 // Timeout returns the longest that a destination may take.

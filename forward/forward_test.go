@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/vaulttest"
@@ -66,6 +67,25 @@ func TestPlaces(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestNameInHeader: the name of a cardholder cannot end a header, and arrives as it is.
+func TestNameInHeader(t *testing.T) {
+	var c capture
+	l := open(t, c.serve, nil)
+	for _, name := range []string{"A\r\nX-Injected: 1", "A\nX-Injected: 1", "A\rB", "A\x00B", "A\x7fB", "A\u0085B"} {
+		bad := testCard()
+		bad.Name = card.NewName([]byte(name))
+		if _, err := l.vault.Import(t.Context(), bad, nil); len(cardvault.FieldErrors(err)) != 1 {
+			t.Errorf("%q is a name: %v", name, err)
+		}
+	}
+
+	r := l.request(jsonType, "")
+	r.Header["X-Name"] = []string{"{{ cardholder_name }}"}
+	if _, err := l.Do(t.Context(), l.token, r, nil); err != nil || c.got().header.Get("X-Name") != holder {
+		t.Errorf("header is %q, %v", c.got().header.Get("X-Name"), err)
 	}
 }
 
@@ -180,6 +200,11 @@ func TestRefused(t *testing.T) {
 		{"a key of the vault behind a word", func(r *forward.Request) { r.Header["Authorization"] = []string{"Bearer vk_live_x"} }, "Header", invalid.Format},
 		{"half an escape", func(r *forward.Request) { r.Header["X"] = []string{"%4{{ account_number }}"} }, "Header", invalid.PlaceholderNotAllowed},
 		{"too many headers", func(r *forward.Request) { r.Header["X"] = make([]string, 101) }, "Header", invalid.TooLong},
+		{"too many credentials", func(r *forward.Request) {
+			for i := range 9 {
+				r.Header["X"] = append(r.Header["X"], fmt.Sprintf("{{ destination.key%d }}", i))
+			}
+		}, "Header", invalid.TooLong},
 		{"credential that is not there", func(r *forward.Request) { r.Header["X"] = []string{"{{ destination.key }}"} }, "Header", invalid.UnknownPlaceholder},
 		{"method", func(r *forward.Request) { r.Method = "CONNECT" }, "Method", invalid.Enum},
 		{"no method", func(r *forward.Request) { r.Method = "" }, "Method", invalid.Required},
@@ -335,7 +360,8 @@ func TestHeaders(t *testing.T) {
 		// They would undo the methods and the prefix of the destination, or hide the card in the answer.
 		"X-HTTP-Method-Override": "DELETE", "x_http_method_override": "DELETE", "X-Method-Override": "DELETE", "X-HTTP-Method": "DELETE",
 		"X-Original-URL": "/admin", "X-Rewrite-URL": "/admin", "Transfer_Encoding": "chunked", "Proxy": "http://evil.example",
-		"Accept-Charset": "utf-16", "Range": "bytes=0-9",
+		"Accept-Charset": "utf-16", "Range": "bytes=0-9", "Forwarded": "host=evil.example", "X-Forwarded-Prefix": "/admin",
+		"X_Forwarded_Uri": "/admin", "X-Original-Host": "evil.example", "X-HTTP-Path-Override": "/admin", "X-Host": "evil.example",
 	} {
 		r.Header[name] = []string{value}
 	}
@@ -420,8 +446,8 @@ func TestCredential(t *testing.T) {
 	const key = "sk_live_9bQ4xY7"
 	var asked []string
 	given, fail := forward.NewCredential([]byte(key)), error(nil)
-	l := open(t, func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintf(w, `{"error":"bad key %s"}`, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+	l := open(t, func(w http.ResponseWriter, r *http.Request) { // in a case of its own
+		fmt.Fprintf(w, `{"error":"bad key %s"}`, strings.ToLower(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")))
 	}, func(d *forward.Destination) {
 		d.Credential = func(_ context.Context, account uuid.UUID, name string) (forward.Credential, error) {
 			asked = append(asked, name)
@@ -443,7 +469,13 @@ func TestCredential(t *testing.T) {
 	if _, err := l.Do(t.Context(), l.token, r, nil); err == nil || !strings.Contains(err.Error(), "key manager") {
 		t.Errorf("error is %v", err)
 	}
-	fail, given = nil, forward.Credential{}
+	fail, given = nil, forward.NewCredential(bytes.Repeat([]byte("k"), 1000))
+	r.Header["X"] = []string{strings.Repeat("{{ destination.key }}", 100)}
+	if _, err := l.Do(t.Context(), l.token, r, nil); !errors.Is(err, forward.ErrTooLarge) {
+		t.Errorf("100 kB of headers: %v", err)
+	}
+	delete(r.Header, "X")
+	given = forward.Credential{}
 	_, err = l.Do(t.Context(), l.token, r, nil)
 	if got := codeOf(t, err, "Header"); got != invalid.UnknownPlaceholder {
 		t.Errorf("unknown credential: %s", got)
@@ -452,10 +484,9 @@ func TestCredential(t *testing.T) {
 	if _, err := l.Do(t.Context(), l.token, r, nil); err == nil {
 		t.Error("a credential with a line break is sent")
 	}
-	r.Body = []byte(`{"a":"{{ destination.key }}"}`)
 	l.forwardTo(t, nil)
-	r.Body = nil
-	if got := codeOf(t, l.Check(r, nil), "Header"); got != invalid.UnknownPlaceholder {
+	_, err = l.Do(t.Context(), l.token, r, nil)
+	if got := codeOf(t, err, "Header"); got != invalid.UnknownPlaceholder {
 		t.Errorf("a destination without credentials: %s", got)
 	}
 
@@ -464,6 +495,85 @@ func TestCredential(t *testing.T) {
 	if got := codeOf(t, err, "Body"); got != invalid.PlaceholderNotAllowed || l.requests.Load() != before {
 		t.Errorf("in the body: %s", got)
 	}
+}
+
+// TestStoredCredential: a credential that the vault keeps is one account's and one
+// destination's, is replaced at once, and is never shown.
+func TestStoredCredential(t *testing.T) {
+	const first, second, given = "sk_live_9bQ4xY7", "sk_live_Zs2fHc8k1", "sk_live_function"
+	l := open(t, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %d", r.Header.Get("Authorization"), len(r.Header.Get("Authorization")))
+	}, nil)
+	other, err := l.vault.CreateAccount(t.Context(), "other", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := l.add(t, l.vault.In(other.ID))
+	expect := func(what string, f *forward.Forwarder, token uuid.UUID, want string) {
+		t.Helper()
+		r := l.request(jsonType, "")
+		r.Header["Authorization"] = []string{"{{ destination.key }}"}
+		a, err := f.Do(t.Context(), token, r, nil)
+		if want == "" {
+			if got := codeOf(t, err, "Header"); got != invalid.UnknownPlaceholder {
+				t.Errorf("%s: %s", what, got)
+			}
+			return
+		}
+		if err != nil || string(a.Body) != fmt.Sprint(strings.Repeat("*", len(want)), " ", len(want)) {
+			t.Errorf("%s: %s, %v", what, a.Body, err)
+		}
+	}
+	set := func(name, text string) error {
+		return l.SetCredential(t.Context(), "psp", name, forward.NewCredential([]byte(text)))
+	}
+
+	expect("none", l.Forwarder, l.token, "")
+	for _, text := range []string{first, second} {
+		if err := set("key", text); err != nil {
+			t.Fatal(err)
+		}
+		expect("stored", l.Forwarder, l.token, text)
+	}
+	expect("of another account", l.In(other.ID), theirs, "")
+	if err := set("Key", first); err != nil {
+		t.Fatal(err)
+	}
+	expect("beside one of another name", l.Forwarder, l.token, second)
+
+	for name, err := range map[string]error{
+		"no name":    set("", first),
+		"bad name":   set("a b", first),
+		"no text":    set("key", ""),
+		"line break": set("key", first+"\r\nHost: b"),
+	} {
+		if len(cardvault.FieldErrors(err)) != 1 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := l.SetCredential(t.Context(), "psp2", "key", forward.NewCredential([]byte(first))); !errors.Is(err, forward.ErrDestination) {
+		t.Errorf("another destination: %v", err)
+	}
+	if err := l.In(uuid.New()).SetCredential(t.Context(), "psp", "key", forward.NewCredential([]byte(first))); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("no account: %v", err)
+	}
+
+	ofFunction := forward.NewCredential([]byte(given))
+	l.forwardTo(t, func(d *forward.Destination) {
+		d.Credential = func(context.Context, uuid.UUID, string) (forward.Credential, error) { return ofFunction, nil }
+	})
+	expect("the function comes first", l.Forwarder, l.token, given)
+	ofFunction = forward.Credential{}
+	expect("the function has none", l.Forwarder, l.token, second)
+
+	if err := l.DeleteCredential(t.Context(), "psp", "key"); err != nil {
+		t.Error(err)
+	}
+	expect("deleted", l.Forwarder, l.token, "")
+	if err := l.DeleteCredential(t.Context(), "psp", "key"); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("deleted twice: %v", err)
+	}
+	vaulttest.AssertNoLeak(t, []string{first, second, given}, l.log.String())
 }
 
 // TestWith: random placeholders work in any library, and what a shopper typed is text.
@@ -611,5 +721,51 @@ func TestDial(t *testing.T) {
 	}
 	if b := <-hello; b != 22 { // a record of a handshake: RFC 8446, section 5.1
 		t.Errorf("the first byte is %d", b)
+	}
+}
+
+// TestMerchantInitiated: a payment that the merchant initiates has a network token and an
+// empty ECI, and a request that names its cryptogram is refused before anything is sent.
+func TestMerchantInitiated(t *testing.T) {
+	var sent url.Values
+	n := vaulttest.NewNetwork(t)
+	token, err := n.Vault.Import(t.Context(), testCard(), nil)
+	if err == nil {
+		err = n.Vault.Drain(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{vault: n.Vault, token: token.ID}
+	l.serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		sent, _ = url.ParseQuery(string(body))
+	})
+	l.forwardTo(t, nil)
+	opts := &forward.CallOptions{Payment: &cardvault.PaymentRequest{
+		Amount: 1999, Currency: "EUR", Reference: "order 1", Initiator: cardvault.InitiatorMerchant, NetworkTransactionID: "015221743720861",
+	}}
+
+	const form = "application/x-www-form-urlencoded"
+	named := l.request(form, "cryptogram={{cryptogram}}")
+	inHeader := l.request(form, "token={{network_token}}")
+	inHeader.Header.Set("X-Cryptogram", "{{ cryptogram }}")
+	for field, r := range map[string]*forward.Request{"Body": named, "Header": inHeader} {
+		_, err := l.Do(t.Context(), l.token, r, opts)
+		if got := codeOf(t, err, field); got != invalid.PlaceholderNotAllowed {
+			t.Errorf("a cryptogram in %s: %v", field, err)
+		}
+	}
+	if page, err := l.vault.ListPaymentData(t.Context(), l.token, nil); sent != nil || err != nil || page.TotalItems != 0 {
+		t.Errorf("something was sent or recorded: %v, %v", page, err)
+	}
+
+	a, err := l.Do(t.Context(), l.token, l.request(form, "token={{network_token}}&y={{network_token_expiry_year}}&eci={{eci}}."), opts)
+	if err != nil || a.StatusCode != 200 || len(sent.Get("token")) < 13 || len(sent.Get("y")) != 4 || sent.Get("eci") != "." {
+		t.Errorf("answer %+v, %v; sent %v", a, err, sent)
+	}
+	page, err := l.vault.ListPaymentData(t.Context(), l.token, nil)
+	if err != nil || page.TotalItems != 1 || page.Items[0].Initiator != cardvault.InitiatorMerchant {
+		t.Errorf("recorded %+v, %v", page, err)
 	}
 }

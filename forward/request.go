@@ -43,7 +43,8 @@ type CallOptions struct {
 	Marker string
 
 	// Payment asks for a cryptogram of the card's network token, for one payment, and writes
-	// a record of payment data. Its IdempotencyKey must be "".
+	// a record of payment data. Its IdempotencyKey must be "". If the merchant initiates the
+	// payment there is no cryptogram, and no placeholder for it may be in the request.
 	Payment *cardvault.PaymentRequest
 
 	// Consume ends the security code after an answer with a status of 200 to 299.
@@ -51,25 +52,30 @@ type CallOptions struct {
 }
 
 const (
-	maxHeaders    = 100      // values
-	maxHeaderSize = 32 << 10 // of names and values together
+	maxHeaders     = 100      // values
+	maxHeaderSize  = 32 << 10 // of names and values together
+	maxFilledSize  = 64 << 10 // of the values with the card and credentials in them
+	maxCredentials = 8        // names
 )
 
-// notForwarded are the headers that concern a connection, or are the sender's own; headers
-// that take the place of the method and the path, which the destination limits; and
+// notForwarded are the headers that concern a connection, or are the sender's own, and
 // headers that ask for an answer in a form in which the card would not be found.
 var notForwarded = []string{
-	"Accept-Encoding", "Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Proxy-Authenticate",
+	"Accept-Encoding", "Connection", "Content-Length", "Expect", "Forwarded", "Host", "Keep-Alive", "Proxy", "Proxy-Authenticate",
 	"Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-	"Proxy", "X-Forwarded-Host", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
-	"X-Original-Method", "X-Original-Url", "X-Rewrite-Url",
 	"Accept-Charset", "If-Range", "Range",
 }
+
+// overriding begin the names of headers that take the place of the method, the host or the
+// path, which the destination limits.
+var overriding = []string{"X-Forwarded-", "X-Host", "X-Http-", "X-Method-", "X-Original-", "X-Rewrite-"}
 
 // isForwarded reports whether a header of a canonical name is the caller's. For some
 // systems an underscore is a hyphen.
 func isForwarded(name string) bool {
-	return !slices.Contains(notForwarded, textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-")))
+	name = textproto.CanonicalMIMEHeaderKey(strings.ReplaceAll(name, "_", "-"))
+	return !slices.Contains(notForwarded, name) &&
+		!slices.ContainsFunc(overriding, func(begin string) bool { return strings.HasPrefix(name, begin) })
 }
 
 // A header is a value of a header, with its placeholders.
@@ -87,6 +93,8 @@ type message struct {
 	body        *template.Template // nil if there is no body
 	names       template.Names     // of the placeholders in header and body
 	credentials []string
+
+	codeElsewhere bool // see template.Template
 }
 
 // parse checks a request and finds its placeholders. The error is a FieldError for each
@@ -120,6 +128,7 @@ func parse(r *Request, opts *CallOptions, syntax template.Syntax) (*message, err
 		m.body, broken = syntax.Body(contentType(r.Header), r.Body)
 		if broken == nil {
 			m.names |= m.body.Names
+			m.codeElsewhere = m.codeElsewhere || m.body.CodeElsewhere
 			broken = missing(m.body, opts)
 		}
 		check("Body", broken)
@@ -134,10 +143,13 @@ func parse(r *Request, opts *CallOptions, syntax template.Syntax) (*message, err
 }
 
 // missing returns the rule that a template has no placeholder of payment data that was not
-// asked for.
+// asked for, or that the payment does not have.
 func missing(t *template.Template, opts *CallOptions) *rule.Broken {
-	if opts.Payment == nil && t.Names.Any(ofPayment) {
+	switch p := opts.Payment; {
+	case p == nil && t.Names.Any(ofPayment):
 		return &rule.Broken{Code: invalid.UnknownPlaceholder, Message: "has a placeholder that needs payment data"}
+	case p != nil && p.Initiator == cardvault.InitiatorMerchant && t.Names.Any(ofCryptogram):
+		return &rule.Broken{Code: invalid.PlaceholderNotAllowed, Message: "has a cryptogram, and the merchant initiates the payment"}
 	}
 	return nil
 }
@@ -184,30 +196,34 @@ func (m *message) parseHeader(h http.Header, syntax template.Syntax) *rule.Broke
 			if size += len(name) + len(value); len(m.header) == maxHeaders || size > maxHeaderSize {
 				return &rule.Broken{Code: invalid.TooLong, Message: "must have at most 100 values and 32 KiB"}
 			}
-			t, broken := headerValue(value, syntax)
+			t, broken := headerValue(canonical, value, syntax)
 			if broken != nil {
 				return &rule.Broken{Code: broken.Code, Message: said(canonical) + broken.Message}
 			}
 			m.names |= t.Names
+			m.codeElsewhere = m.codeElsewhere || t.CodeElsewhere
 			m.header = append(m.header, header{canonical, value, t})
 			for _, c := range t.Credentials {
 				if !slices.Contains(m.credentials, c) {
 					m.credentials = append(m.credentials, c)
 				}
 			}
+			if len(m.credentials) > maxCredentials {
+				return &rule.Broken{Code: invalid.TooLong, Message: "must have at most 8 credentials"}
+			}
 		}
 	}
 	return nil
 }
 
-func headerValue(value string, syntax template.Syntax) (*template.Template, *rule.Broken) {
+func headerValue(name, value string, syntax template.Syntax) (*template.Template, *rule.Broken) {
 	switch {
 	case !isHeaderValue(value):
 		return nil, &rule.Broken{Code: invalid.Format, Message: "must not have line breaks or other control characters"}
 	case strings.Contains(value, "vk_test_") || strings.Contains(value, "vk_live_"):
 		return nil, &rule.Broken{Code: invalid.Format, Message: "must not be an API key of the vault"}
 	}
-	return syntax.Header([]byte(value))
+	return syntax.Header(name, []byte(value))
 }
 
 // said returns how a message names a header, which could be anything.
@@ -282,6 +298,10 @@ func (m *message) canonical(r *Request, opts *CallOptions, syntax template.Synta
 		b = tlv.Append(b, 6, p.Currency)
 		b = tlv.Append(b, 7, p.Reference)
 		b = tlv.Append(b, 8, p.Merchant[:])
+		if p.Initiator != cardvault.InitiatorCustomer {
+			b = tlv.AppendUint(b, 12, uint64(p.Initiator))
+			b = tlv.Append(b, 13, p.NetworkTransactionID)
+		}
 	}
 	if !r.library {
 		for _, h := range m.header {

@@ -35,7 +35,7 @@ type call struct {
 
 	idempotencyKey string // "" if absent, or if the endpoint honours none
 
-	received []byte // what a repetition under that key must equal, nil without one
+	received *received // what a repetition under that key must equal, nil without one
 
 	vault *cardvault.Vault // in the account of the principal
 
@@ -114,9 +114,15 @@ func answerPage[T any](c *call, p *cardvault.Page[T], err error) error {
 		return err
 	}
 	c.damaged = err
-	text, err := p.MarshalJSON()
-	c.answer = append(c.answer, text...)
-	return err
+
+	w := wire.Page[T]{Items: p.Items, Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}
+	for _, d := range cardvault.Damaged(err) {
+		if d.ID != uuid.Nil {
+			w.Damaged = append(w.Damaged, d.ID)
+		}
+	}
+	c.answer = wire.Append(c.answer, &w)
+	return nil
 }
 
 // token answers with a token.
@@ -132,7 +138,7 @@ func (c *call) token(t *cardvault.Token, err error) error {
 // limit leaves of a token what the API key may see.
 func (c *call) limit(t *cardvault.Token) {
 	if !c.principal.has(cardvault.ScopeFingerprintsRead) {
-		t.Fingerprint = cardvault.Fingerprint{}
+		t.Fingerprint, t.PaymentAccountReference = cardvault.Fingerprint{}, ""
 	}
 }
 

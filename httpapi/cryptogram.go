@@ -3,12 +3,15 @@ package httpapi
 import (
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
+
+var initiatorNames = namesOf[cardvault.Initiator]()
 
 // maxAmount is the largest amount of a payment, as in the vault.
 const maxAmount = 1<<53 - 1
@@ -45,6 +48,15 @@ func (c *call) readPayment(f fields, r *cardvault.PaymentRequest) error {
 	r.Merchant, _ = f.id("merchant_id", optional)
 	if reference, ok := f.text("reference", required, 1, math.MaxInt); ok {
 		r.Reference = string(reference)
+	}
+
+	if initiator, ok := f.text("initiator", optional, 1, math.MaxInt); ok {
+		if chosen, ok := choose(f.violations, f.prefix+"initiator", initiator, initiatorNames, nil); ok {
+			r.Initiator = cardvault.Initiator(slices.Index(initiatorNames, chosen[0]))
+		}
+	}
+	if transaction, ok := f.text("network_transaction_id", optional, 1, math.MaxInt); ok {
+		r.NetworkTransactionID = string(transaction)
 	}
 	return errors.Join(r.Check(), c.checkMerchant(r.Merchant))
 }

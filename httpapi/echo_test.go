@@ -42,11 +42,13 @@ func TestNoEcho(t *testing.T) {
 		{"PATCH", "/tokens/" + id, `{"cardholder_name":"A","business_key":"b","import_provider":"p","expiry_month":4,"expiry_year":2031}`},
 		{"DELETE", "/tokens/x", ""},
 		{"POST", "/tokens/" + id + "/provisions", ""},
-		{"POST", "/tokens/" + id + "/payment-data", `{"amount":5,"currency_code":"EUR","merchant_id":"` + primaryMerchant(t, r.vault) + `","reference":"r"}`},
+		{"POST", "/tokens/" + id + "/payment-data", `{"amount":5,"currency_code":"EUR","merchant_id":"` + primaryMerchant(t, r.vault) + `","reference":"r","initiator":"merchant","network_transaction_id":"n"}`},
 		{"GET", "/tokens/" + id + "/payment-data", ""},
 		{"GET", "/tokens/card-art/" + id, ""},
 		{"GET", "/tokens/" + id + "/security-code", ""},
 		{"POST", "/tokens/" + id + "/refresh-session", "{}"},
+		{"POST", "/tokens/" + id + "/replace", `{"account_number":"4242424242424242","expiry_month":4,"expiry_year":2031,"cardholder_name":"A","security_code":"123"}`},
+		{"POST", "/tokens/" + id + "/replace-session", "{}"},
 		{"POST", "/tokens/" + id + "/consume", "{}"},
 		{"POST", ppanPath, tokenBody(id)},
 		{"POST", "/integrations/acme/obtain-ppan", tokenBody(id)},
@@ -67,7 +69,7 @@ func TestNoEcho(t *testing.T) {
 		{"POST", "/events/x/redeliver", ""},
 	}
 	// stored matches the members that are returned on purpose.
-	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference|url|description)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
+	stored := regexp.MustCompile(`"(business_key|import_provider|label|cardholder_name|reference|network_transaction_id|url|description)":"[^"]*"|"(current_page|amount)":\d+|"[\w-]+(\.[\w-]+){4}"`)
 	member := regexp.MustCompile(`"(\w+)":("[^"]*"|\[[^]]*\]|\w+)`)
 	sent := 0
 	try := func(where, method, target, body string, headers ...string) *answer {

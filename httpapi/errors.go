@@ -44,6 +44,7 @@ var (
 	sessionCompleted    = &failure{status: 409, classifier: "SESSION_COMPLETED", message: "The session is already completed."}
 	idempotencyPending  = &failure{status: 409, classifier: "IDEMPOTENCY_IN_PROGRESS", message: "A request with this idempotency key is in progress.", header: "Retry-After", value: "1"}
 	networkTokenState   = &failure{status: 409, classifier: "NETWORK_TOKEN_STATE_CONFLICT", message: "The state of the network token does not allow this."}
+	cardReplaced        = &failure{status: 409, classifier: "CARD_REPLACED", message: "Another request has replaced the card meanwhile."}
 	cardDataStale       = &failure{status: 409, classifier: "CARD_DATA_STALE", message: "The scheme has replaced the stored card number."}
 	tokenInvalidated    = &failure{status: 409, classifier: "TOKEN_INVALIDATED", message: "The scheme has invalidated the card."}
 	codeNotAvailable    = &failure{status: 409, classifier: "SECURITY_CODE_NOT_AVAILABLE", message: "The security code of the token is not available."}
@@ -85,6 +86,7 @@ var causes = []struct {
 	{cardvault.ErrProviderAccount, integrationDisabled},
 	{cardvault.ErrTokenInvalidated, tokenInvalidated},
 	{cardvault.ErrCardDataStale, cardDataStale},
+	{cardvault.ErrCardReplaced, cardReplaced},
 	{forward.ErrDestination, destinationRefused},
 	{forward.ErrTooLarge, payloadTooLarge},
 	{forward.ErrNoSecurityCode, codeNotAvailable},

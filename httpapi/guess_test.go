@@ -216,6 +216,23 @@ func TestFingerprintScope(t *testing.T) {
 	}
 }
 
+// TestAccountReferenceScope: the account reference, which is as telling, needs the scope too.
+func TestAccountReferenceScope(t *testing.T) {
+	r, _ := newNetworkRig(t, &wrapped{reference: "V0010013020QX4C7T5N2ZK8WJ3RHA"}, nil, nil)
+	_, without := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead)
+	_, with := r.newKey(t, r.vault, 0, cardvault.ScopeTokensRead, cardvault.ScopeFingerprintsRead)
+	id := r.activate(t)
+	for _, target := range []string{"/tokens/" + id, "/tokens?limit=1"} {
+		for key, want := range map[string]bool{without: false, with: true} {
+			a := send(t, r.handler, "GET", target, "", "X-Api-Key", key)
+			a.want(t, 200)
+			if got := strings.Contains(a.body, `"payment_account_reference":"`); got != want {
+				t.Errorf("%s: account reference shown is %t, want %t: %s", target, got, want, a.body)
+			}
+		}
+	}
+}
+
 // A consumed code cannot be guessed: a repeated request with any other code, however
 // written, is a replay.
 func TestSecurityCodeOracle(t *testing.T) {
@@ -314,6 +331,7 @@ func TestIdempotentSession(t *testing.T) {
 		for path, keys := range map[string][]string{
 			"/tokens/session":                       {r.key, other.Text.Text()},
 			"/tokens/" + token + "/refresh-session": {r.key},
+			"/tokens/" + token + "/replace-session": {r.key},
 		} {
 			start := time.Now()
 			call := func(key string) *answer {

@@ -24,9 +24,10 @@ func (c *call) serveOnce() (err error) {
 	}
 
 	// A copy, because strings are unescaped in place.
-	c.received = slices.Concat([]byte(c.request.Method+" "+c.route.pattern()+" "+strings.ToLower(c.pathID)+"\n"), c.body)
-	defer clear(c.received)
-	border := &replay.Border{Request: func() []byte { return c.received }}
+	line := c.request.Method + " " + c.route.pattern() + " " + strings.ToLower(c.pathID) + "\n"
+	c.received = &received{head: len(line), text: slices.Concat([]byte(line), c.body)}
+	defer c.received.end()
+	border := &replay.Border{Request: c.received.bytes}
 
 	c.ctx = replay.WithBorder(c.ctx, border)
 	err = c.endpoint.serve(c)
@@ -34,6 +35,20 @@ func (c *call) serveOnce() (err error) {
 		c.header.Set("Idempotency-Replayed", "true")
 	}
 	return err
+}
+
+// A received request is what a repetition must equal. It outlives its call, which is used
+// again for other requests: whoever has kept the context finds nothing.
+type received struct {
+	head int // length of the line before the body
+	text []byte
+}
+
+func (r *received) bytes() []byte { return r.text }
+
+func (r *received) end() {
+	clear(r.text)
+	r.text = nil
 }
 
 // options returns the options of a vault's call without others.
@@ -48,10 +63,11 @@ func (c *call) forget(f fields) {
 	if c.received == nil {
 		return
 	}
-	head := len(c.received) - len(c.body)
+	r := c.received
+	head := r.head
 	for i := 0; i < len(f.members); i += f.members[i].Size {
 		if m := &f.members[i]; string(m.Name) == "security_code" || m.Mark&asked == 0 {
-			c.received = slices.Delete(c.received, head+m.Start, head+m.End) // clears the rest
+			r.text = slices.Delete(r.text, head+m.Start, head+m.End) // clears the rest
 			head -= m.End - m.Start
 		}
 	}

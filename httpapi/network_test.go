@@ -40,6 +40,7 @@ type wrapped struct {
 	provision  func(context.Context) error
 	cryptogram func(context.Context) error
 	art        string // "" for no art
+	reference  string // payment account reference
 	eci        string
 
 	last string // id of the last network token
@@ -70,6 +71,8 @@ func (n *wrapped) token(ref network.Ref) *network.Token {
 		State:                 network.Active,
 		Art:                   n.art,
 		SupportsDeviceBinding: true,
+
+		PaymentAccountReference: n.reference,
 	}
 }
 
@@ -161,6 +164,8 @@ var paymentTable = []struct{ name, form string }{
 	{"reference", `"[^"]+"`},
 	{"success", `true|false`},
 	{"token_id", uuidForm},
+	{"initiator", `"customer"|"merchant"`},
+	{"network_transaction_id", `"[ -~]+"|null`},
 }
 
 // checkPayment checks a record member by member. It must have either the JWE or failure
@@ -531,7 +536,7 @@ func TestCardArt(t *testing.T) {
 func TestNetworkTokenMembers(t *testing.T) {
 	r, _ := newNetworkRig(t, &wrapped{art: "png"}, nil, nil)
 	id := r.importCard(t)
-	const absent = "expires_at invalidated_at cardholder_name bank_name segment type country_code business_key import_provider network_token_status_reason"
+	const absent = "expires_at invalidated_at cardholder_name bank_name segment type country_code business_key import_provider network_token_status_reason payment_account_reference"
 	pending := r.do(t, "GET", "/tokens/"+id, "")
 	checkToken(t, pending.body, strings.Fields(absent+" card_art_url")...)
 	if err := r.vault.Drain(t.Context()); err != nil {
@@ -540,7 +545,8 @@ func TestNetworkTokenMembers(t *testing.T) {
 	active := r.do(t, "GET", "/tokens/"+id, "")
 	checkToken(t, active.body, strings.Fields(absent)...)
 	want := strings.NewReplacer(`"pending"`, `"active"`, `"supports_device_binding":false`, `"supports_device_binding":true`,
-		`"card_art_url":null`, `"card_art_url":"`+active.member(t, "card_art_url")+`"`).Replace(pending.body)
+		`"card_art_url":null`, `"card_art_url":"`+active.member(t, "card_art_url")+`"`,
+		`"updated_at":"`+pending.member(t, "updated_at"), `"updated_at":"`+active.member(t, "updated_at")).Replace(pending.body)
 	if active.body != want || pending.member(t, "network_token_status") != "pending" {
 		t.Errorf("got %s\nwas %s", active.body, pending.body)
 	}

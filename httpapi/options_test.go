@@ -424,6 +424,7 @@ func TestClose(t *testing.T) {
 		{"GET", "/tokens", ""}, {"GET", "/tokens/" + id, ""}, {"POST", "/cde-import", cardBody}, {"DELETE", "/tokens/" + id, ""}, {"POST", "/tokens/session", ""},
 		{"POST", "/tokens/" + id + "/provisions", ""}, {"POST", "/tokens/" + id + "/payment-data", payment}, {"GET", "/tokens/" + id + "/payment-data", ""}, {"GET", "/tokens/card-art/" + id, ""},
 		{"GET", "/tokens/" + id + "/security-code", ""}, {"POST", "/tokens/" + id + "/refresh-session", ""}, {"POST", "/tokens/" + id + "/consume", ""}, {"POST", ppanPath, tokenBody(id)},
+		{"POST", "/tokens/" + id + "/replace", cardBody}, {"POST", "/tokens/" + id + "/replace-session", ""},
 		{"GET", session, ""}, {"POST", session + "/complete-action", "{}"},
 		{"GET", "/webhooks", ""}, {"POST", "/webhooks", hook}, {"GET", webhook, ""}, {"PATCH", webhook, `{"legacy_hmac":true}`}, {"DELETE", webhook, ""},
 		{"POST", webhook + "/rotate-secret", ""}, {"POST", webhook + "/test", ""}, {"GET", webhook + "/deliveries", ""}, {"POST", "/events/" + id + "/redeliver", ""},

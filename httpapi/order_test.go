@@ -176,6 +176,14 @@ func TestOrderOfChecks(t *testing.T) {
 			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}},
 		},
 		{
+			draft{method: "POST", path: "/tokens/" + id + "/replace", body: cardBody},
+			[][]rule{{missing, idempotency, syntaxRules[0], syntaxRules[1]}, {field, parameter}, {existence}},
+		},
+		{
+			draft{method: "POST", path: "/tokens/" + id + "/replace-session", body: "{}"},
+			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}},
+		},
+		{
 			draft{method: "POST", path: "/tokens/" + id + "/consume", body: "{}"},
 			[][]rule{{idempotency, syntaxRules[0], syntaxRules[1]}, {parameter}, {existence}},
 		},
@@ -249,7 +257,8 @@ func TestOrderOfChecks(t *testing.T) {
 		for _, border := range borderRules {
 			optional := test.draft.path == ppanPath || test.draft.path == "/webhooks" && test.draft.method == "POST" ||
 				test.draft.path == webhook && test.draft.method == "PATCH" || test.draft.path == webhook+"/test"
-			skip := border.name == "approval" && test.draft.path != "/cde-import" || border.name == "integration" && !optional ||
+			approved := test.draft.path == "/cde-import" || strings.HasSuffix(test.draft.path, "/replace")
+			skip := border.name == "approval" && !approved || border.name == "integration" && !optional ||
 				slices.Contains([]string{"key", "rate limit", "scope"}, border.name) && test.draft.public
 			if !skip {
 				tiers = append(tiers, []rule{border})

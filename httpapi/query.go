@@ -111,6 +111,22 @@ func (q *query) integer(name string, min, max, def int64) int64 {
 	return n
 }
 
+// boolean reads true or false, nil if the parameter is absent.
+func (q *query) boolean(name string) *bool {
+	value, ok := q.one(name)
+	switch {
+	case !ok:
+		return nil
+	case value == "":
+		q.refuse(name, invalid.EmptyString)
+		return nil
+	case value != "true" && value != "false":
+		q.refuse(name, invalid.Enum, "true, false")
+		return nil
+	}
+	return new(value == "true")
+}
+
 // page reads which part of a list is wanted.
 func (q *query) page() (limit, page int64) {
 	return q.integer("limit", 1, 500, 50), q.integer("page", 1, math.MaxInt32, 1)

@@ -65,6 +65,8 @@ var routes = []route{
 	{[]string{"tokens", "*", "provisions"}, map[string]*endpoint{"POST": provisionToken}},
 	{[]string{"tokens", "*", "security-code"}, map[string]*endpoint{"GET": getSecurityCode}},
 	{[]string{"tokens", "*", "refresh-session"}, map[string]*endpoint{"POST": refreshSession}},
+	{[]string{"tokens", "*", "replace"}, map[string]*endpoint{"POST": replaceCard}},
+	{[]string{"tokens", "*", "replace-session"}, map[string]*endpoint{"POST": replaceSession}},
 	{[]string{"tokens", "*", "consume"}, map[string]*endpoint{"POST": consumeToken}},
 	ppanRoute(neutralProvider),
 	{[]string{"forward"}, map[string]*endpoint{"POST": forwardCard}},

@@ -107,10 +107,8 @@ func nextAction(s *cardvault.Session) string {
 		return "challenge"
 	case s.State == cardvault.SessionIdentifying:
 		return "wait"
-	case s.Refresh:
-		return "refresh_security_code"
 	}
-	return "tokenize_card"
+	return string(s.Kind)
 }
 
 // state answers with the state of a session.

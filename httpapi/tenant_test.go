@@ -146,6 +146,8 @@ func testTenants(t *testing.T) {
 		{"security code", "GET", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
 		{"head of security code", "HEAD", "/tokens/{id}/security-code", "", cardvault.ScopeSecurityCodeRead, newToken, 200},
 		{"refresh session", "POST", "/tokens/{id}/refresh-session", "", cardvault.ScopeSecurityCodeRefresh, newToken, 200},
+		{"replace", "POST", "/tokens/{id}/replace", cardBody, cardvault.ScopeTokensImport, newToken, 200},
+		{"replace session", "POST", "/tokens/{id}/replace-session", "", cardvault.ScopeSessionsCreate, newToken, 200},
 		{"consume", "POST", "/tokens/{id}/consume", "", cardvault.ScopeSecurityCodeConsume, newToken, 204},
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
@@ -177,6 +179,9 @@ func testTenants(t *testing.T) {
 		enough := []cardvault.Scope{e.scope}
 		if e.name == "create webhook" || e.name == "update webhook" { // tokens will be sent to it
 			enough = append(enough, cardvault.ScopeTokensRead)
+		}
+		if e.name == "replace session" { // it changes a token
+			enough = append(enough, cardvault.ScopeTokensUpdate)
 		}
 		_, oneScope := newKey(r.vault, 0, enough...)
 		if e.scope == cardvault.ScopeAPIKeysWrite {

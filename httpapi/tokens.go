@@ -30,13 +30,8 @@ var createSession = &endpoint{
 }
 
 var importCard = &endpoint{
-	scope: cardvault.ScopeTokensImport,
-	approved: func(a *cardvault.Account) error {
-		if !a.ImportApproved {
-			return importNotApproved
-		}
-		return nil
-	},
+	scope:      cardvault.ScopeTokensImport,
+	approved:   approvedForImport,
 	repeatable: true,
 	needsBody:  true,
 	serve: func(c *call) error {
@@ -45,16 +40,7 @@ var importCard = &endpoint{
 		o := cardvault.ImportOptions{IdempotencyKey: c.idempotencyKey}
 
 		err := c.read(func(f fields, _ *query) error {
-			if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
-				given.Name = card.NewName(name)
-			}
-			given.Expiry = readExpiry(f, required)
-			if pan, ok := f.text("account_number", required, 1, math.MaxInt); ok {
-				given.PAN = card.NewPAN(pan)
-			}
-			if code, ok := f.text("security_code", optional, 1, math.MaxInt); ok {
-				given.SecurityCode = card.NewSecurityCode(code)
-			}
+			readCard(f, &given)
 			o.BusinessKey, o.ImportProvider = readOrigin(f)
 			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
 			return c.vault.Check(given, &o)
@@ -65,6 +51,37 @@ var importCard = &endpoint{
 
 		return c.token(c.vault.Import(c.ctx, given, &o))
 	},
+}
+
+var replaceCard = &endpoint{
+	scope:      cardvault.ScopeTokensImport,
+	approved:   approvedForImport,
+	repeatable: true,
+	needsBody:  true,
+	serve: func(c *call) error {
+		var given cardvault.Card
+		defer func() { given.Wipe() }()
+
+		err := c.read(func(f fields, _ *query) error {
+			readCard(f, &given)
+			return c.vault.Check(given, nil)
+		})
+		if err != nil {
+			return err
+		}
+
+		return c.token(c.vault.Replace(c.ctx, c.id, given, c.options()))
+	},
+}
+
+// replaceSession needs no approval, as no caller sends the number.
+var replaceSession = &endpoint{
+	scope:      cardvault.ScopeSessionsCreate,
+	also:       cardvault.ScopeTokensUpdate,
+	repeatable: true,
+	serve: bare(func(c *call) error {
+		return c.session(c.vault.ReplaceSession(c.ctx, c.id, c.options()))
+	}),
 }
 
 var listTokens = &endpoint{
@@ -80,6 +97,7 @@ var listTokens = &endpoint{
 				o.Scheme = append(o.Scheme, card.Scheme(slices.Index(schemeNames, name)))
 			}
 			o.BusinessKey, _ = q.text("business_key", 1, maxText)
+			o.AccountNumberStale = q.boolean("account_number_stale")
 		})
 		if err != nil {
 			return err
@@ -209,6 +227,27 @@ func namesOf[T interface {
 			return all
 		}
 		all = append(all, string(name))
+	}
+}
+
+func approvedForImport(a *cardvault.Account) error {
+	if !a.ImportApproved {
+		return importNotApproved
+	}
+	return nil
+}
+
+// readCard reads a card that a caller sends. The caller of readCard wipes it.
+func readCard(f fields, given *cardvault.Card) {
+	if name, ok := f.text("cardholder_name", optional, 1, math.MaxInt); ok {
+		given.Name = card.NewName(name)
+	}
+	given.Expiry = readExpiry(f, required)
+	if pan, ok := f.text("account_number", required, 1, math.MaxInt); ok {
+		given.PAN = card.NewPAN(pan)
+	}
+	if code, ok := f.text("security_code", optional, 1, math.MaxInt); ok {
+		given.SecurityCode = card.NewSecurityCode(code)
 	}
 }
 

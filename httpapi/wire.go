@@ -158,7 +158,7 @@ func appendTask(o *wire.Object, s *cardvault.Session) {
 	o.Text("kid", s.Key.ID)
 	o.Close()
 
-	if s.Refresh {
+	if s.Kind != cardvault.SessionTokenizes {
 		o.Text("masked_account_number", s.MaskedAccountNumber)
 		o.Text("scheme", s.Scheme.String())
 	}

@@ -50,7 +50,10 @@ var tokenTable = []struct {
 	{"supports_device_binding", `true|false`, false},
 	{"business_key", `".+"`, true},
 	{"import_provider", `".+"`, true},
+	{"account_number_stale", `true|false`, false},
+	{"updated_at", timeForm, false},
 	{"fingerprint", `"[0-9a-f]{64}"`, true},
+	{"payment_account_reference", `"[0-9A-Z]{29}"`, true},
 }
 
 // checkToken checks a token member by member. The members in null must be null; all others
@@ -84,7 +87,7 @@ func checkToken(t *testing.T, body string, null ...string) {
 func TestTokenMembers(t *testing.T) {
 	bin := &network.BIN{BankName: "Bank \"of\" <Ö>\u2028", Segment: "consumer", Type: "prepaid", CountryCode: "AT"}
 	r := newRig(t, &cardvault.Options{IINLength: 8, BIN: binProvider(func(context.Context, *network.BINRequest) (*network.BIN, error) { return bin, nil })}, nil)
-	const never = "card_art_url invalidated_at expires_at"
+	const never = "card_art_url invalidated_at expires_at payment_account_reference"
 	full := r.do(t, "POST", "/cde-import", `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2099,"cardholder_name":"Zoë \u0022Q\u0022 \\ <b> \ud83d\ude00","business_key":"k/1","import_provider":"p"}`)
 	full.want(t, 200)
 	checkToken(t, full.body, strings.Fields(never)...)
@@ -116,7 +119,7 @@ func TestTokenMembers(t *testing.T) {
 		t.Errorf("list %s, not %s", list.body, want)
 	}
 	patched := r.do(t, "PATCH", "/tokens/"+full.member(t, "id"), `{"cardholder_name":null}`)
-	if want := regexp.MustCompile(`"cardholder_name":"(\\.|[^"\\])*"`).ReplaceAllString(full.body, `"cardholder_name":null`); patched.body != want {
+	if want := regexp.MustCompile(`"cardholder_name":"(\\.|[^"\\])*"`).ReplaceAllString(full.body, `"cardholder_name":null`); patched.body != strings.Replace(want, `"updated_at":"`+full.member(t, "updated_at"), `"updated_at":"`+patched.member(t, "updated_at"), 1) {
 		t.Errorf("patched %s, not %s", patched.body, want)
 	}
 }
@@ -135,7 +138,7 @@ func TestEphemeralToken(t *testing.T) {
 		}
 		path := "/tokens/" + tok.ID.String()
 		a := r.do(t, "GET", path, "")
-		checkToken(t, a.body, strings.Fields("card_art_url invalidated_at cardholder_name bank_name segment type country_code business_key import_provider")...)
+		checkToken(t, a.body, strings.Fields("card_art_url invalidated_at payment_account_reference cardholder_name bank_name segment type country_code business_key import_provider")...)
 		created, expires := a.member(t, "created_at"), a.member(t, "expires_at")
 		begin, err1 := time.Parse(time.RFC3339, created)
 		end, err2 := time.Parse(time.RFC3339, expires)

@@ -52,6 +52,7 @@ const (
 	CodeTokenInvalidated     Code = "token_invalidated"
 	CodeCryptogramDeclined   Code = "cryptogram_declined"
 	CodeNoEncryptionKey      Code = "no_encryption_key"
+	CodeNotSupported         Code = "not_supported"
 )
 
 // Message returns what the code says to humans, "" for an unknown code.
@@ -104,4 +105,5 @@ var codes = map[Code]struct {
 	CodeTokenInvalidated:     {0, false, "The card is no longer valid."},
 	CodeCryptogramDeclined:   {0, false, "The scheme declined the request."},
 	CodeNoEncryptionKey:      {0, false, "The merchant has no active payment secret."},
+	CodeNotSupported:         {0, false, "The network has no payments that the merchant initiates."},
 }

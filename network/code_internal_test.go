@@ -21,7 +21,7 @@ func TestReasons(t *testing.T) {
 		}},
 		{0, true, []Code{"network_token_pending"}},
 		{0, false, []Code{
-			"network_token_inactive", "network_token_failed", "network_token_deleted", "token_invalidated", "cryptogram_declined", "no_encryption_key",
+			"network_token_inactive", "network_token_failed", "network_token_deleted", "token_invalidated", "cryptogram_declined", "no_encryption_key", "not_supported",
 		}},
 	}
 	n := 0

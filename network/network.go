@@ -10,7 +10,8 @@
 //  3. Lookup, while the network token is [Pending], after a notice that leaves its state
 //     open, and for reconciliation of active ones. [ArtFetcher] is asked after an answer
 //     that names card art.
-//  4. Cryptogram, for each payment, while the network token is [Active].
+//  4. Cryptogram, for each payment, while the network token is [Active]; Credential of a
+//     [Credentialer] for a payment that the merchant initiates.
 //  5. Suspend and Resume of a [Suspender], at the request of a caller.
 //  6. Delete, once the token is deleted or the network token is replaced, until it succeeds.
 //
@@ -23,6 +24,7 @@ package network
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -41,7 +43,8 @@ import (
 // is unknown: the vault repeats the call under the same idempotency key, and looks the
 // token up. An error never holds card data: it is logged.
 //
-// A Provider may also be a [Suspender], a [Feeder] and an [ArtFetcher], as its [Info] says.
+// A Provider may also be a [Suspender], a [Feeder], an [ArtFetcher] and a [Credentialer], as its
+// [Info] says.
 //
 // A decorator embeds the Provider that it wraps, which passes Info on, and has the method
 //
@@ -80,7 +83,7 @@ type Provider interface {
 // Info describes a [Provider].
 type Info struct {
 	// Name identifies the network in stored records: 1 to 40 of a-z, 0-9, "_" and "-",
-	// beginning with a letter or digit.
+	// beginning with a letter or digit. "" of a Provider of several networks.
 	Name string
 
 	// SandboxOnly is for networks that must not see real cards: a live vault refuses
@@ -89,7 +92,44 @@ type Info struct {
 
 	// The optional interfaces that the network implements. The vault uses only those that
 	// are set here.
-	Suspender, Feeder, ArtFetcher bool
+	Suspender, Feeder, ArtFetcher, Credentialer bool
+
+	// Members are the networks behind a Provider of several, such as networks.Route. A
+	// network token belongs to the member that made it, and each request has the Name of the
+	// member in its field Network. Nil of a single network, which does not need that field.
+	Members []Member
+}
+
+// A Member is a network behind a Provider of several.
+type Member struct {
+	Info // Name is unique among the members; Members is nil
+
+	// Schemes are those whose cards it is asked to provision. No two members have the same.
+	// A member without any still serves the network tokens that it has made.
+	Schemes []card.Scheme
+}
+
+// For returns the Name of the network that is asked to provision cards of a scheme, "" if
+// none is.
+func (i Info) For(s card.Scheme) string {
+	for _, m := range i.Members {
+		if slices.Contains(m.Schemes, s) {
+			return m.Name
+		}
+	}
+	return i.Name
+}
+
+// Networks returns the Info of each network: of i itself, or of its Members.
+func (i Info) Networks() []Info {
+	if i.Members == nil {
+		return []Info{i}
+	}
+	all := make([]Info, len(i.Members))
+	for n, m := range i.Members {
+		all[n] = m.Info
+	}
+	return all
 }
 
 // As returns p as a T, such as a [Suspender]: p itself or the first T among the Providers
@@ -113,7 +153,12 @@ type Feeder interface {
 	// cardvault.Vault.Run calls Feed, and calls it again some time after an error. Every
 	// process that runs the vault does so, so that a notice may come several
 	// times, and also out of order.
-	Feed(ctx context.Context, sink func(context.Context, *Notice) error) error
+	Feed(ctx context.Context, r *FeedRequest, sink func(context.Context, *Notice) error) error
+}
+
+// A FeedRequest asks for notices.
+type FeedRequest struct {
+	Network string // see Info.Members
 }
 
 // An ArtFetcher is a Provider that has card art.
@@ -124,13 +169,38 @@ type ArtFetcher interface {
 
 // An ArtRequest asks for card art.
 type ArtRequest struct {
-	ID string // Token.Art
+	Network string // see Info.Members
+	ID      string // Token.Art
 }
 
 // Art is an image of a card.
 type Art struct {
 	MediaType string // image/png or image/jpeg
 	Image     []byte // at most MaxCardArt bytes
+}
+
+// A Credentialer is a Provider that gives the number of a network token without a
+// cryptogram: for payments that the merchant initiates, such as the renewals of a
+// subscription.
+type Credentialer interface {
+	// Credential returns the present number and expiry of a network token. It makes nothing,
+	// and may be called any number of times. Without a number for payments, such as for a
+	// network token that is not active, it returns an Error.
+	Credential(ctx context.Context, r *CredentialRequest) (*Credential, error)
+}
+
+// A CredentialRequest asks for a network token without a cryptogram.
+type CredentialRequest struct {
+	Token    Ref
+	Scheme   card.Scheme
+	Merchant uuid.UUID
+}
+
+// A Credential is what a merchant sends for a payment that it initiates.
+type Credential struct {
+	TokenID string      // Token.ID of the token that it is of
+	Number  card.PAN    // of the network token
+	Expiry  card.Expiry // of the network token
 }
 
 // MaxCardArt is the largest card art that a vault keeps, in bytes.
@@ -141,7 +211,8 @@ var ErrUnknown = errors.New("cardvault: network token is unknown to the network"
 
 // A Ref says which network token is meant.
 type Ref struct {
-	ID string // Token.ID; "" if the answer to Provision was lost
+	Network string // that was asked for it: see Info.Members
+	ID      string // Token.ID; "" if the answer to Provision was lost
 
 	// IdempotencyKey belongs to the ProvisionRequest. Never "".
 	IdempotencyKey string
@@ -149,12 +220,14 @@ type Ref struct {
 
 // An EligibilityRequest asks whether cards can have network tokens.
 type EligibilityRequest struct {
+	Network  string // see Info.Members; "" for the one of the scheme
 	Scheme   card.Scheme
 	Merchant uuid.UUID
 }
 
 // A ProvisionRequest asks for a network token.
 type ProvisionRequest struct {
+	Network        string    // see Info.Members
 	IdempotencyKey string    // at most 64 of a-z, 0-9, "-" and ":"
 	TokenID        uuid.UUID // of the token, as API clients know it
 	Merchant       uuid.UUID // primary merchant of the account
@@ -195,6 +268,11 @@ type Token struct {
 
 	Art                   string // id of the card art, at most 255 bytes; "" for none
 	SupportsDeviceBinding bool
+
+	// PaymentAccountReference is the PAR of EMVCo, 29 of A-Z and 0-9: one for each card
+	// number, whatever stands for it. "" if the network does not say; a vault drops another
+	// text.
+	PaymentAccountReference string
 }
 
 // A CardState describes the card behind a network token. A network never reports its

@@ -52,7 +52,8 @@ type Notice struct {
 	OccurredAt time.Time // by the clock of the network; older ones than the state are dropped
 
 	// Token is the network token by its ID, or by IdempotencyKey while the answer to
-	// Provision that has the ID is lost.
+	// Provision that has the ID is lost. A Feeder leaves out its Network. A vault with several
+	// networks needs it in a notice that the application passes on.
 	Token      Ref
 	By         Owner  // of the kinds that have one: see [NoticeKind.HasOwner]
 	SchemeCode string // the network's reason, "" for none

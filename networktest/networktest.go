@@ -32,7 +32,9 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/contract"
 	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/plausible"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
@@ -83,13 +85,8 @@ type rule struct {
 	check func(s *suite)
 }
 
-const (
-	// patience limits a call: the default of cardvault.Options.NetworkTimeout.
-	patience = 10 * time.Second
-
-	// promptness limits how long a call outlasts its context, on a busy machine.
-	promptness = time.Second
-)
+// patience limits a call: the default of cardvault.Options.NetworkTimeout.
+const patience = 10 * time.Second
 
 // A suite is a network under test. All calls go through it, and whatever the
 // network answers is searched for the card number.
@@ -97,7 +94,8 @@ type suite struct {
 	testing.TB
 	Harness
 	network network.Provider
-	numbers []string // of the cards
+	asked   network.Info // of the network that a vault asks for the cards: one of several, or the only one
+	numbers []string     // of the cards
 }
 
 func newSuite(t testing.TB, h Harness) *suite {
@@ -118,6 +116,13 @@ func newSuite(t testing.TB, h Harness) *suite {
 		t.Fatal("networktest: Harness.Open returned nil")
 	}
 
+	said := s.network.Info()
+	for _, i := range said.Networks() {
+		if i.Name == said.For(s.Scheme) {
+			s.asked = i
+		}
+	}
+
 	if s.Merchant == uuid.Nil {
 		s.Merchant = uuid.New()
 	}
@@ -125,6 +130,11 @@ func newSuite(t testing.TB, h Harness) *suite {
 		s.Currency = "EUR"
 	}
 	return s
+}
+
+// ref returns the name of a network token as a vault has it.
+func (s *suite) ref(id, idempotencyKey string) network.Ref {
+	return network.Ref{Network: s.asked.Name, ID: id, IdempotencyKey: idempotencyKey}
 }
 
 // digits returns a copy of a number.
@@ -140,6 +150,7 @@ func key(token uuid.UUID, attempt int) string { return fmt.Sprintf("%s:%027d", t
 // request returns a request for the n-th network token of a token.
 func (s *suite) request(given cardvault.Card, token uuid.UUID, n int) *network.ProvisionRequest {
 	r := &network.ProvisionRequest{
+		Network:        s.asked.Name,
 		IdempotencyKey: key(token, n),
 		TokenID:        token,
 		Merchant:       s.Merchant,
@@ -216,6 +227,19 @@ func (s *suite) cryptogram(ctx context.Context, ref network.Ref, k string) (valu
 	return value, nil
 }
 
+// credential asks for a network token without a cryptogram.
+func (s *suite) credential(ctx context.Context, n network.Credentialer, ref network.Ref) (*network.Credential, error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	got, err := n.Credential(ctx, &network.CredentialRequest{Token: ref, Scheme: s.Scheme, Merchant: s.Merchant})
+	vaulttest.AssertNoLeak(s, s.numbers, got, err)
+	if err == nil {
+		err = s.checkCredential(got, ref)
+	}
+	return got, err
+}
+
 func (s *suite) delete(ctx context.Context, ref network.Ref) error {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -235,7 +259,7 @@ func (s *suite) active() network.Ref {
 	if err != nil {
 		s.Fatalf("Provision of Harness.Card: %v", err)
 	}
-	ref := network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey}
+	ref := s.ref(got.ID, r.IdempotencyKey)
 	if got.State == network.Pending && s.Activate != nil {
 		if err := s.Activate(ctx, s.network, ref); err != nil {
 			s.Fatalf("Harness.Activate: %v", err)
@@ -273,7 +297,7 @@ func state(got *network.Token) string {
 	return got.State.String()
 }
 
-// promptly calls f, and fails s at once if that takes longer than promptness.
+// promptly calls f, and fails s at once if that takes longer than Promptness.
 func (s *suite) promptly(what string, f func()) {
 	s.Helper()
 	done := make(chan struct{})
@@ -288,8 +312,8 @@ func (s *suite) await(done <-chan struct{}, what string) {
 	s.Helper()
 	select {
 	case <-done:
-	case <-time.After(promptness):
-		s.Fatalf("%s: still waiting after %v", what, promptness)
+	case <-time.After(contract.Promptness):
+		s.Fatalf("%s: still waiting after %v", what, contract.Promptness)
 	}
 }
 
@@ -324,6 +348,8 @@ func checkToken(got *network.Token) error {
 		what = "Reason must have at most 255 bytes"
 	case len(got.Art) > maxText:
 		what = "Art must have at most 255 bytes"
+	case got.PaymentAccountReference != "" && !plausible.AccountReference(got.PaymentAccountReference):
+		what = `PaymentAccountReference must be 29 of A-Z and 0-9, or ""`
 	case got.Card == nil:
 	case got.Card.LastFour != "" && (len(got.Card.LastFour) != 4 || !number(got.Card.LastFour)):
 		what = "Card.LastFour must be four digits or empty"
@@ -343,19 +369,12 @@ func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error 
 	if got == nil {
 		what = "neither an answer nor an error"
 	} else {
-		d := string(digits(got.Number))
 		var value string
 		got.Value.Expose(func(text []byte) { value = string(text) })
 
 		switch {
-		case got.TokenID != ref.ID:
-			what = "TokenID belongs to another network token than requested"
-		case len(d) < 13 || len(d) > 19 || !iin.Luhn([]byte(d)):
-			what = "Number must be 13 to 19 digits that pass the Luhn check"
-		case slices.Contains(s.numbers, d):
-			what = "Number is the number of the card"
-		case !month(got.Expiry) || got.Expiry.Expired(time.Now()):
-			what = "Expiry must be a month and a year of four digits, not in the past"
+		case s.wrong(got.TokenID, got.Number, got.Expiry, ref) != "":
+			what = s.wrong(got.TokenID, got.Number, got.Expiry, ref)
 		case len(value) < 12 || len(value) > 64 || !encoded(value):
 			what = "Value must be 12 to 64 characters of base64 or hexadecimal digits"
 		case got.ECI != "" && (len(got.ECI) != 2 || !number(got.ECI)):
@@ -367,6 +386,33 @@ func (s *suite) checkCryptogram(got *network.Cryptogram, ref network.Ref) error 
 		return errors.New("networktest: cryptogram: " + what)
 	}
 	return nil
+}
+
+// checkCredential returns an error for a wrong answer.
+func (s *suite) checkCredential(got *network.Credential, ref network.Ref) error {
+	what := "neither an answer nor an error"
+	if got != nil {
+		what = s.wrong(got.TokenID, got.Number, got.Expiry, ref)
+	}
+	if what != "" {
+		return errors.New("networktest: credential: " + what)
+	}
+	return nil
+}
+
+// wrong returns how the network token of an answer cannot be the one of ref, or "".
+func (s *suite) wrong(id string, n card.PAN, expiry card.Expiry, ref network.Ref) string {
+	switch d := string(digits(n)); {
+	case id != ref.ID:
+		return "TokenID belongs to another network token than requested"
+	case len(d) < 13 || len(d) > 19 || !iin.Luhn([]byte(d)):
+		return "Number must be 13 to 19 digits that pass the Luhn check"
+	case slices.Contains(s.numbers, d):
+		return "Number is the number of the card"
+	case !month(expiry) || expiry.Expired(time.Now()):
+		return "Expiry must be a month and a year of four digits, not in the past"
+	}
+	return ""
 }
 
 func encoded(text string) bool {

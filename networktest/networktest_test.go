@@ -60,7 +60,7 @@ func newInmem() *inmem {
 }
 
 func (*inmem) Info() network.Info {
-	return network.Info{Name: "inmem", Suspender: true, Feeder: true, ArtFetcher: true}
+	return network.Info{Name: "inmem", Suspender: true, Feeder: true, ArtFetcher: true, Credentialer: true}
 }
 
 func (*inmem) Eligible(r *network.EligibilityRequest) error {
@@ -162,6 +162,14 @@ func (n *inmem) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (*
 	}, nil
 }
 
+func (n *inmem) Credential(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+	c, err := n.Cryptogram(ctx, &network.CryptogramRequest{Token: r.Token})
+	if err != nil {
+		return nil, err
+	}
+	return &network.Credential{TokenID: c.TokenID, Number: c.Number, Expiry: c.Expiry}, nil
+}
+
 func (n *inmem) Delete(ctx context.Context, ref network.Ref) error {
 	err := n.set(ctx, ref, network.Deleted, 0)
 	if errors.Is(err, network.ErrUnknown) {
@@ -201,7 +209,7 @@ func notice() *network.Notice {
 	}
 }
 
-func (n *inmem) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
+func (n *inmem) Feed(ctx context.Context, r *network.FeedRequest, sink func(context.Context, *network.Notice) error) error {
 	if err := sink(ctx, notice()); err != nil {
 		return err
 	}
@@ -217,6 +225,7 @@ type mutant struct {
 	provision  func(ctx context.Context, r *network.ProvisionRequest) (*network.Token, error)
 	lookup     func(ctx context.Context, ref network.Ref) (*network.Token, error)
 	cryptogram func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error)
+	credential func(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error)
 	delete     func(ctx context.Context, ref network.Ref) error
 	suspend    func(ctx context.Context, ref network.Ref) error
 	resume     func(ctx context.Context, ref network.Ref) error
@@ -259,6 +268,13 @@ func (m *mutant) Cryptogram(ctx context.Context, r *network.CryptogramRequest) (
 	return m.inmem.Cryptogram(ctx, r)
 }
 
+func (m *mutant) Credential(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+	if m.credential != nil {
+		return m.credential(ctx, r)
+	}
+	return m.inmem.Credential(ctx, r)
+}
+
 func (m *mutant) Delete(ctx context.Context, ref network.Ref) error {
 	if m.delete != nil {
 		return m.delete(ctx, ref)
@@ -287,11 +303,11 @@ func (m *mutant) CardArt(ctx context.Context, r *network.ArtRequest) (*network.A
 	return m.inmem.CardArt(ctx, r)
 }
 
-func (m *mutant) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
+func (m *mutant) Feed(ctx context.Context, r *network.FeedRequest, sink func(context.Context, *network.Notice) error) error {
 	if m.feed != nil {
 		return m.feed(ctx, sink)
 	}
-	return m.inmem.Feed(ctx, sink)
+	return m.inmem.Feed(ctx, r, sink)
 }
 
 // describing changes the result of Info.
@@ -334,6 +350,19 @@ func paying(edit func(*network.Cryptogram)) func(*mutant) {
 	return func(m *mutant) {
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
 			c, err := m.inmem.Cryptogram(ctx, r)
+			if err == nil {
+				edit(c)
+			}
+			return c, err
+		}
+	}
+}
+
+// crediting changes credentials.
+func crediting(edit func(*network.Credential)) func(*mutant) {
+	return func(m *mutant) {
+		m.credential = func(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+			c, err := m.inmem.Credential(ctx, r)
 			if err == nil {
 				edit(c)
 			}
@@ -391,11 +420,26 @@ var faults = []struct {
 		n := 0
 		describing(func(said *network.Info) { n++; said.Name = fmt.Sprint("n", n) })(m)
 	}},
+	{"two members have one name", "Info", describing(func(said *network.Info) {
+		*said = network.Info{Members: []network.Member{{Info: *said, Schemes: []card.Scheme{card.VISA}}, {Info: *said}}}
+	})},
+	{"two members have one scheme", "Info", describing(func(said *network.Info) {
+		other := *said
+		other.Name, said.Members = "other", []network.Member{{Info: *said, Schemes: []card.Scheme{card.VISA}}, {Info: other, Schemes: []card.Scheme{card.VISA}}}
+	})},
+	{"a member can do what the whole cannot", "Info", describing(func(said *network.Info) {
+		said.Members = []network.Member{{Info: network.Info{Name: "member", SandboxOnly: true}, Schemes: []card.Scheme{card.VISA}}}
+	})},
+	{"a member has no name", "Info", describing(func(said *network.Info) {
+		said.Members = []network.Member{{Schemes: []card.Scheme{card.VISA}}}
+	})},
+	{"a notice of another network", "Feeder", notifying(func(n *network.Notice) { n.Token.Network = "other" })},
 	{"Info does not say that it is a Suspender", "Info", describing(func(said *network.Info) { said.Suspender = false })},
 	{"Info does not say that it is a Feeder", "Info", describing(func(said *network.Info) { said.Feeder = false })},
 	{"Info does not say that it is an ArtFetcher", "Info", describing(func(said *network.Info) { said.ArtFetcher = false })},
+	{"Info does not say that it is a Credentialer", "Info", describing(func(said *network.Info) { said.Credentialer = false })},
 	{"Eligible asks the network", "Eligible", func(m *mutant) {
-		m.eligible = func(card.Scheme) error { <-time.After(10 * time.Millisecond); return nil }
+		m.eligible = func(card.Scheme) error { <-time.After(50 * time.Millisecond); return nil }
 	}},
 	{"a card that is not eligible is an unknown error", "Eligible", func(m *mutant) {
 		m.eligible = func(s card.Scheme) error {
@@ -727,7 +771,7 @@ var faults = []struct {
 	}},
 	{"Cryptogram goes on after ctx", "ContextEnds", func(m *mutant) {
 		m.cryptogram = func(ctx context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
-			<-time.After(1500 * time.Millisecond)
+			<-time.After(30 * time.Second)
 			return nil, ctx.Err()
 		}
 	}},
@@ -801,6 +845,26 @@ var faults = []struct {
 			return &network.Art{MediaType: "image/png", Image: image}, nil
 		}
 	}},
+	{"a credential is of another network token", "Credentialer", crediting(func(c *network.Credential) { c.TokenID += "x" })},
+	{"a credential has the number of the card", "Credentialer", crediting(func(c *network.Credential) { c.Number = testCard(number).PAN })},
+	{"a credential has no number", "Credentialer", crediting(func(c *network.Credential) { c.Number = card.PAN{} })},
+	{"a credential has expired", "Credentialer", crediting(func(c *network.Credential) { c.Expiry.Year = 2020 })},
+	{"a credential has another number than a cryptogram", "Credentialer", crediting(func(c *network.Credential) { c.Number = card.NewPAN([]byte("4895370012003478")) })},
+	{"a credential has another expiry than a cryptogram", "Credentialer", crediting(func(c *network.Credential) { c.Expiry.Year++ })},
+	{"a credential is neither answer nor error", "Credentialer", func(m *mutant) {
+		m.credential = func(context.Context, *network.CredentialRequest) (*network.Credential, error) { return nil, nil }
+	}},
+	{"a credential of a deleted network token", "Credentialer", func(m *mutant) {
+		m.credential = func(_ context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+			return &network.Credential{TokenID: r.Token.ID, Number: card.NewPAN([]byte("4895370000000007")), Expiry: card.Expiry{Month: 1, Year: 2091}}, nil
+		}
+	}},
+	{"Credential ignores ctx", "ContextEnded", func(m *mutant) {
+		m.credential = func(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+			return m.inmem.Credential(context.WithoutCancel(ctx), r)
+		}
+	}},
+	{"a payment account reference is in lower case", "Provision", provisioning(func(t *network.Token) { t.PaymentAccountReference = "v0010013021293752946528134567" + "a" })},
 	{"Feed returns the end of ctx", "Feeder", func(m *mutant) {
 		m.feed = func(ctx context.Context, _ func(context.Context, *network.Notice) error) error {
 			<-ctx.Done()
@@ -813,7 +877,7 @@ var faults = []struct {
 	{"Feed ends late", "Feeder", func(m *mutant) {
 		m.feed = func(ctx context.Context, _ func(context.Context, *network.Notice) error) error {
 			<-ctx.Done()
-			<-time.After(1500 * time.Millisecond)
+			<-time.After(30 * time.Second)
 			return nil
 		}
 	}},
@@ -897,7 +961,7 @@ func TestRulesCanFail(t *testing.T) {
 // Unwrap does not.
 func TestInfoOfDecorator(t *testing.T) {
 	lost := record(t, "Info", struct{ network.Provider }{newInmem()})
-	if len(lost) != 3 {
+	if len(lost) != 4 {
 		t.Errorf("a decorator without Unwrap: %q", lost)
 	}
 	if kept := record(t, "Info", wrapper{wrapper{newInmem()}}); len(kept) > 0 {

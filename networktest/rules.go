@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ var rules = []rule{{
 	`Info is always the same. Its Name is 1 to 40 of a-z, 0-9, "_" and "-", beginning with a letter
 or digit. It is stored with every network token, and a vault never asks a network about tokens
 with another name. Info declares the optional interfaces: the vault uses only these, and does
-not open if one is missing.`,
+not open if one is missing. Members of a Provider of several have names and schemes of their own.`,
 	info,
 }, {
 	"Eligible",
@@ -127,24 +128,55 @@ since the vault calls it next.`,
 has the same art: browsers keep it for a year.`,
 	artFetcher,
 }, {
+	"Credentialer",
+	`Credential returns the number and expiry that the next cryptogram of an active network token
+has, and a *network.Error for a network token that cannot pay.`,
+	credentialer,
+}, {
 	"Feeder",
-	`Feed passes valid notices, and returns nil soon after its context ends: Vault.Run waits for
-it.`,
+	`Feed passes valid notices of the network that the request names, and returns nil soon after
+its context ends: Vault.Run waits for it.`,
 	feeder,
 }}
 
 func info(s *suite) {
 	said := s.network.Info()
-	if !regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`).MatchString(said.Name) {
-		s.Error("Name is not 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
-	}
+	s.names(said)
 	s.power(said.Suspender, has[network.Suspender](s), "Suspender")
 	s.power(said.Feeder, has[network.Feeder](s), "Feeder")
 	s.power(said.ArtFetcher, has[network.ArtFetcher](s), "ArtFetcher")
+	s.power(said.Credentialer, has[network.Credentialer](s), "Credentialer")
 
 	s.active()
-	if s.network.Info() != said || s.Open(s).Info() != said {
+	if !reflect.DeepEqual(s.network.Info(), said) || !reflect.DeepEqual(s.Open(s).Info(), said) {
 		s.Error("Info changes")
+	}
+}
+
+// names checks the names of the network, or of its members, and what these can do.
+func (s *suite) names(said network.Info) {
+	s.Helper()
+	names, schemes := map[string]bool{}, map[card.Scheme]bool{}
+	for _, i := range said.Networks() {
+		switch {
+		case !regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,39}$`).MatchString(i.Name):
+			s.Error("Name is not 1 to 40 of a-z, 0-9, _ and -, beginning with a letter or digit")
+		case names[i.Name]:
+			s.Error("two Members have one Name: the network tokens of one would be asked for at the other")
+		case i.SandboxOnly && !said.SandboxOnly, i.Suspender && !said.Suspender, i.Feeder && !said.Feeder,
+			i.ArtFetcher && !said.ArtFetcher, i.Credentialer && !said.Credentialer:
+			s.Error("Info does not say what it says of a Member")
+		}
+		names[i.Name] = true
+	}
+
+	for _, m := range said.Members {
+		for _, scheme := range m.Schemes {
+			if schemes[scheme] {
+				s.Errorf("two Members have the scheme %v", scheme)
+			}
+			schemes[scheme] = true
+		}
 	}
 }
 
@@ -166,7 +198,7 @@ func (s *suite) power(said, found bool, name string) {
 }
 
 func eligible(s *suite) {
-	if err := s.network.Eligible(&network.EligibilityRequest{Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
+	if err := s.network.Eligible(&network.EligibilityRequest{Network: s.asked.Name, Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
 		s.Errorf("Eligible of Harness.Scheme and Harness.Merchant = %v", err)
 	}
 	s.promptly("Eligible, 520 times", func() {
@@ -204,7 +236,7 @@ func (s *suite) provisioned() (network.Ref, uuid.UUID) {
 	if err != nil {
 		s.Fatalf("Provision of Harness.Card: %v", err)
 	}
-	return network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey}, r.TokenID
+	return s.ref(got.ID, r.IdempotencyKey), r.TokenID
 }
 
 func provisionAtOnce(s *suite) {
@@ -245,8 +277,8 @@ func provisionAnother(s *suite) {
 	if err != nil {
 		s.Fatalf("Provision under another key: %v", err)
 	}
-	for _, ref := range []network.Ref{first, {ID: got.ID, IdempotencyKey: r.IdempotencyKey}} {
-		found, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: ref.IdempotencyKey})
+	for _, ref := range []network.Ref{first, s.ref(got.ID, r.IdempotencyKey)} {
+		found, err := s.lookup(s.Context(), s.ref("", ref.IdempotencyKey))
 		if err != nil {
 			s.Fatalf("Lookup by one of two keys: %v", err)
 		}
@@ -273,7 +305,7 @@ func provisionAfterTimeout(s *suite) {
 		ids[i] = got.ID
 	}
 
-	got, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: key(token, 1)})
+	got, err := s.lookup(s.Context(), s.ref("", key(token, 1)))
 	if err != nil {
 		s.Fatalf("Lookup by the key of a call that was repeated: %v", err)
 	}
@@ -297,7 +329,7 @@ func refused(s *suite) {
 		r := s.request(s.Refused, token, 1)
 		got, err := s.provision(ctx, r)
 		if err == nil {
-			_, err = s.settled(ctx, got, network.Ref{ID: got.ID, IdempotencyKey: r.IdempotencyKey})
+			_, err = s.settled(ctx, got, s.ref(got.ID, r.IdempotencyKey))
 		}
 		if err := checkRefusal(err); err != nil {
 			s.Fatalf("Provision of Harness.Refused: %v", err)
@@ -317,7 +349,7 @@ func lookup(s *suite) {
 	ref := s.active()
 	for what, ref := range map[string]network.Ref{
 		"ID and key": ref,
-		"key alone":  {IdempotencyKey: ref.IdempotencyKey},
+		"key alone":  s.ref("", ref.IdempotencyKey),
 	} {
 		got, err := s.lookup(s.Context(), ref)
 		if err != nil {
@@ -326,7 +358,7 @@ func lookup(s *suite) {
 			s.Errorf("Lookup by %s: State is %v, want active", what, got.State)
 		}
 	}
-	got, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: ref.IdempotencyKey})
+	got, err := s.lookup(s.Context(), s.ref("", ref.IdempotencyKey))
 	if err == nil && got.ID != ref.ID {
 		s.Error("Lookup by the key returns another network token")
 	}
@@ -337,8 +369,8 @@ func (s *suite) unknown() map[string]network.Ref {
 	ref, _ := s.provisioned()
 	strange := key(uuid.New(), 1)
 	return map[string]network.Ref{
-		"ID":  {ID: other(ref.ID), IdempotencyKey: strange},
-		"key": {IdempotencyKey: strange},
+		"ID":  s.ref(other(ref.ID), strange),
+		"key": s.ref("", strange),
 	}
 }
 
@@ -472,7 +504,7 @@ func (s *suite) calls() []call {
 		}},
 		{"Lookup", func(ctx context.Context) error { _, err := s.lookup(ctx, ref); return err }},
 		{"Lookup by key", func(ctx context.Context) error {
-			_, err := s.lookup(ctx, network.Ref{IdempotencyKey: ref.IdempotencyKey})
+			_, err := s.lookup(ctx, s.ref("", ref.IdempotencyKey))
 			return err
 		}},
 		{"Cryptogram", func(ctx context.Context) error {
@@ -481,19 +513,23 @@ func (s *suite) calls() []call {
 		}},
 	}
 
-	if art, ok := network.As[network.ArtFetcher](s.network); ok {
+	if art, ok := network.As[network.ArtFetcher](s.network); ok && s.asked.ArtFetcher {
 		if got, err := s.lookup(s.Context(), ref); err == nil && got.Art != "" {
 			all = append(all, call{"CardArt", func(ctx context.Context) error {
-				_, err := art.CardArt(ctx, &network.ArtRequest{ID: got.Art})
+				_, err := art.CardArt(ctx, &network.ArtRequest{Network: s.asked.Name, ID: got.Art})
 				return err
 			}})
 		}
 	}
 
-	if n, ok := network.As[network.Suspender](s.network); ok {
+	if n, ok := network.As[network.Suspender](s.network); ok && s.asked.Suspender {
 		all = append(all,
 			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
 			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
+	}
+
+	if n, ok := network.As[network.Credentialer](s.network); ok && s.asked.Credentialer {
+		all = append(all, call{"Credential", func(ctx context.Context) error { _, err := s.credential(ctx, n, ref); return err }})
 	}
 
 	return append(all, call{"Delete", func(ctx context.Context) error { return s.delete(ctx, ref) }})
@@ -563,7 +599,7 @@ func noCardData(s *suite) {
 		if _, err := s.provision(s.Context(), r); err != nil {
 			s.Logf("a %s: %v", what, err)
 		}
-		if _, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey}); err != nil {
+		if _, err := s.lookup(s.Context(), s.ref("", r.IdempotencyKey)); err != nil {
 			s.Logf("Lookup of it: %v", err)
 		}
 	}
@@ -580,7 +616,7 @@ func concurrency(s *suite) {
 	shared, payment := s.active(), uuid.New()
 	values := make([]string, callers)
 	s.parallel(callers, func(i int) (err error) {
-		if err := s.network.Eligible(&network.EligibilityRequest{Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
+		if err := s.network.Eligible(&network.EligibilityRequest{Network: s.asked.Name, Scheme: s.Scheme, Merchant: s.Merchant}); err != nil {
 			return err
 		}
 
@@ -590,7 +626,7 @@ func concurrency(s *suite) {
 			return err
 		}
 
-		found, err := s.lookup(s.Context(), network.Ref{IdempotencyKey: r.IdempotencyKey})
+		found, err := s.lookup(s.Context(), s.ref("", r.IdempotencyKey))
 		if err != nil {
 			return err
 		}
@@ -601,7 +637,7 @@ func concurrency(s *suite) {
 		if _, err := s.lookup(s.Context(), shared); err != nil {
 			return err
 		}
-		if err := s.delete(s.Context(), network.Ref{ID: other(shared.ID), IdempotencyKey: key(uuid.New(), 1)}); err != nil {
+		if err := s.delete(s.Context(), s.ref(other(shared.ID), key(uuid.New(), 1))); err != nil {
 			return err
 		}
 
@@ -616,7 +652,7 @@ func concurrency(s *suite) {
 
 func suspender(s *suite) {
 	n, ok := network.As[network.Suspender](s.network)
-	if !ok {
+	if !ok || !s.asked.Suspender {
 		s.Log("not checked: the network is not a Suspender")
 		return
 	}
@@ -658,9 +694,44 @@ func suspender(s *suite) {
 	}
 }
 
+func credentialer(s *suite) {
+	n, ok := network.As[network.Credentialer](s.network)
+	if !ok || !s.asked.Credentialer {
+		s.Log("not checked: the network is not a Credentialer")
+		return
+	}
+
+	ref := s.active()
+	got, err := s.credential(s.Context(), n, ref)
+	if err != nil {
+		s.Fatalf("Credential: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	paid, err := s.network.Cryptogram(ctx, s.payment(ref, key(uuid.New(), 1)))
+	if err != nil {
+		s.Fatalf("Cryptogram: %v", err)
+	}
+	if !bytes.Equal(digits(got.Number), digits(paid.Number)) || got.Expiry != paid.Expiry {
+		s.Error("Credential has another number or expiry than a cryptogram")
+	}
+
+	gone := s.active()
+	if err := s.delete(s.Context(), gone); err != nil {
+		s.Fatalf("Delete = %v", err)
+	}
+	for what, ref := range map[string]network.Ref{"an unknown ID": s.unknown()["ID"], "a deleted network token": gone} {
+		_, err := s.credential(s.Context(), n, ref)
+		var e *network.Error
+		if !errors.As(err, &e) || codes[e.Source] == nil || e.Code == "" {
+			s.Errorf("Credential of %s = %v, want a *network.Error with Source and Code", what, err)
+		}
+	}
+}
+
 func artFetcher(s *suite) {
 	n, ok := network.As[network.ArtFetcher](s.network)
-	if !ok {
+	if !ok || !s.asked.ArtFetcher {
 		s.Log("not checked: the network is not an ArtFetcher")
 		return
 	}
@@ -677,7 +748,7 @@ func artFetcher(s *suite) {
 		s.Helper()
 		ctx, cancel := context.WithTimeout(s.Context(), patience)
 		defer cancel()
-		answer, err := n.CardArt(ctx, &network.ArtRequest{ID: got.Art})
+		answer, err := n.CardArt(ctx, &network.ArtRequest{Network: s.asked.Name, ID: got.Art})
 		if err != nil || answer == nil {
 			s.Fatalf("CardArt: %v, want an image or an error", err)
 		}
@@ -704,14 +775,14 @@ func artFetcher(s *suite) {
 
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	if _, err := n.CardArt(ctx, &network.ArtRequest{ID: uuid.NewString()}); err == nil {
+	if _, err := n.CardArt(ctx, &network.ArtRequest{Network: s.asked.Name, ID: uuid.NewString()}); err == nil {
 		s.Error("CardArt of an unknown id succeeds")
 	}
 }
 
 func feeder(s *suite) {
 	n, ok := network.As[network.Feeder](s.network)
-	if !ok {
+	if !ok || !s.asked.Feeder {
 		s.Log("not checked: the network is not a Feeder")
 		return
 	}
@@ -719,10 +790,12 @@ func feeder(s *suite) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			err := n.Feed(ctx, func(_ context.Context, m *network.Notice) error {
+			err := n.Feed(ctx, &network.FeedRequest{Network: s.asked.Name}, func(_ context.Context, m *network.Notice) error {
 				vaulttest.AssertNoLeak(s, s.numbers, m)
 				if err := checkNotice(m); err != nil {
 					s.Error(err)
+				} else if m.Token.Network != "" && m.Token.Network != s.asked.Name {
+					s.Error("Feed passes a notice of another network: a vault drops it")
 				}
 				return nil
 			})
@@ -736,7 +809,7 @@ func feeder(s *suite) {
 	ctx, cancel := context.WithCancel(s.Context())
 	ended := feed(ctx)
 	ref := s.active()
-	if n, ok := network.As[network.Suspender](s.network); ok { // a change to report
+	if n, ok := network.As[network.Suspender](s.network); ok && s.asked.Suspender { // a change to report
 		if err := n.Suspend(ctx, ref); err != nil {
 			s.Errorf("Suspend = %v", err)
 		}
@@ -745,7 +818,7 @@ func feeder(s *suite) {
 	select {
 	case <-ended:
 		s.Error("Feed returned before its context ended")
-	case <-time.After(promptness / 4):
+	case <-time.After(250 * time.Millisecond): // long enough for one that does not wait at all
 	}
 
 	cancel()
@@ -764,7 +837,7 @@ func checkNotice(n *network.Notice) error {
 		return errors.New("networktest: notice: Kind is unknown")
 	case n.OccurredAt.IsZero():
 		return errors.New("networktest: notice: OccurredAt is missing")
-	case n.Token == network.Ref{}:
+	case n.Token.ID == "" && n.Token.IdempotencyKey == "":
 		return errors.New("networktest: notice: Token is missing")
 	case n.By > network.OwnerCardholder, n.By == 0 && n.Kind.HasOwner():
 		return errors.New("networktest: notice: By is not an owner")

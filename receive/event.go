@@ -27,6 +27,10 @@ type Event struct {
 
 	TokenID uuid.UUID // zero in a test
 
+	// PreviousLastFour shows the former card number, for ReasonCardReplaced and
+	// ReasonCardUpdatedByIssuer.
+	PreviousLastFour string
+
 	// Token is as in the answer of GET /tokens/{id} at the time of the event. It is nil for
 	// TokenDeleted and WebhookTest.
 	Token *Token
@@ -56,8 +60,10 @@ const (
 	ReasonInvalidated               EventReason = "invalidated"  // the scheme invalidated the card
 	ReasonPatched                   EventReason = "patched"      // by a call
 	ReasonSecurityCodeRefreshed     EventReason = "security_code_refreshed"
-	ReasonRequested                 EventReason = "requested" // deleted by a call
-	ReasonExpired                   EventReason = "expired"   // deleted at its expiration time
+	ReasonCardReplaced              EventReason = "card_replaced"          // the token has another card
+	ReasonCardUpdatedByIssuer       EventReason = "card_updated_by_issuer" // likewise, by the account updater
+	ReasonRequested                 EventReason = "requested"              // deleted by a call
+	ReasonExpired                   EventReason = "expired"                // deleted at its expiration time
 )
 
 // A Token is a token as a vault shows it over REST and in events. Its UnmarshalJSON reads
@@ -94,10 +100,16 @@ type Token struct {
 	SupportsDeviceBinding bool
 	BusinessKey           string // may be ""
 	ImportProvider        string // may be ""
+	AccountNumberStale    bool   // the scheme has replaced the card number, and the vault has the old one
+	UpdatedAt             time.Time
 
 	// Fingerprint is the same for two tokens of one card number in an account. Events have
 	// none, and answers only for an API key that may read it.
 	Fingerprint string
+
+	// PaymentAccountReference is the PAR of EMVCo. Events have none: it is as telling as
+	// the fingerprint.
+	PaymentAccountReference string
 }
 
 // A TokenStatus says whether the card of a token is valid.
@@ -105,7 +117,7 @@ type TokenStatus string
 
 const (
 	TokenActive  TokenStatus = "active"
-	TokenInvalid TokenStatus = "invalid" // final: the scheme has invalidated the card
+	TokenInvalid TokenStatus = "invalid" // the scheme has invalidated the card; another can replace it
 )
 
 // A NetworkTokenStatus says whether payment data can be requested for a token.
@@ -160,6 +172,7 @@ func (e *Event) decode(body []byte) error {
 		{"event_type", &e.Type},
 		{"reason", &e.Reason},
 		{"sequence", &e.Sequence},
+		{"previous_account_number_last_four", &e.PreviousLastFour},
 		{"token", &token},
 	})
 
@@ -234,7 +247,10 @@ func (t *Token) decode(object []byte) error {
 		{"supports_device_binding", &t.SupportsDeviceBinding},
 		{"business_key", &t.BusinessKey},
 		{"import_provider", &t.ImportProvider},
+		{"account_number_stale", &t.AccountNumberStale},
+		{"updated_at", &t.UpdatedAt},
 		{"fingerprint", &t.Fingerprint},
+		{"payment_account_reference", &t.PaymentAccountReference},
 	})
 	t.CardholderName = card.NewName(name)
 	clear(name)

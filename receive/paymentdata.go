@@ -20,8 +20,8 @@ func (s SharedSecret) Text() string { return string(hiding.Of(s)) }
 type Credential struct {
 	Number     card.PAN // of the network token
 	Expiry     card.Expiry
-	Cryptogram card.CryptogramValue
-	ECI        string // "" if none was assigned
+	Cryptogram card.CryptogramValue // zero if the merchant initiates the payment
+	ECI        string               // "" if none was assigned
 }
 
 // Wipe overwrites number and cryptogram with zeros.

@@ -151,6 +151,7 @@ func sameToken(t *testing.T, got *receive.Token, is *cardvault.Token) {
 		NetworkTokenStatus: receive.NetworkTokenStatus(is.NetworkTokenStatus.String()),
 		Identification:     is.Identification.String(), SupportsDeviceBinding: is.SupportsDeviceBinding,
 		BusinessKey: is.BusinessKey, ImportProvider: is.ImportProvider,
+		UpdatedAt: is.UpdatedAt,
 	}
 	var name, wantName string
 	got.CardholderName.Expose(func(text []byte) { name = string(text) })

@@ -26,7 +26,12 @@ const (
 // and 5 seconds at last, and before any other of its network token; one for which
 // it answers cardvault.ErrNotFound is dropped 30 seconds after it was due. Feed
 // fails only when the store does.
-func (n *Network) Feed(ctx context.Context, sink func(context.Context, *network.Notice) error) error {
+func (n *Network) Feed(ctx context.Context, _ *network.FeedRequest, sink func(context.Context, *network.Notice) error) error {
+	return n.feed(ctx, kindAttempt, func(r *store.Record) error { return n.deliver(ctx, r, sink) })
+}
+
+// feed calls deliver with each record of a kind that is due, until ctx ends.
+func (n *Network) feed(ctx context.Context, kind store.Kind, deliver func(*store.Record) error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -36,14 +41,14 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *network.
 		var next time.Time
 
 		err := n.store.View(ctx, func(tx store.ReadTx) (err error) {
-			if due, err = tx.Due(kindAttempt, store.AllShards, time.UnixMicro(now), 1); err == nil && len(due) == 0 {
-				next, err = tx.Next(kindAttempt, store.AllShards)
+			if due, err = tx.Due(kind, store.AllShards, time.UnixMicro(now), 1); err == nil && len(due) == 0 {
+				next, err = tx.Next(kind, store.AllShards)
 			}
 			return err
 		})
 
 		if err == nil && len(due) == 1 {
-			err = n.deliver(ctx, due[0], now, sink)
+			err = deliver(due[0])
 		}
 
 		switch {
@@ -71,13 +76,13 @@ func (n *Network) Feed(ctx context.Context, sink func(context.Context, *network.
 }
 
 // deliver passes the first notice of a network token to sink, and stores the outcome.
-func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink func(context.Context, *network.Notice) error) error {
+func (n *Network) deliver(ctx context.Context, r *store.Record, sink func(context.Context, *network.Notice) error) error {
 	var a attempt
 	if err := decode(r, &a); err != nil {
 		return err
 	}
 	if a.Token != nil {
-		a.Token.settle(now)
+		a.Token.settle(n.now())
 	}
 
 	if a.Token == nil || len(a.Token.Outbox) == 0 {
@@ -90,7 +95,7 @@ func (n *Network) deliver(ctx context.Context, r *store.Record, now int64, sink 
 		return nil
 	}
 
-	now = n.now()
+	now := n.now()
 	done := err == nil || errors.Is(err, cardvault.ErrNotFound) && now-first.Due >= unknownFor.Microseconds()
 
 	// A delivery is stored even if ctx has ended since.

@@ -8,6 +8,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/network"
+	"github.com/cardvault/cardvault/updater"
 )
 
 // An issuer describes the numbers of a scheme's cards and network tokens: IIN and number of
@@ -74,6 +75,7 @@ type scenario struct {
 	reversed bool // notices come twice, in reverse order, with the last step
 
 	cryptogram behaviour
+	reported   updater.Kind // by the account updater; 0: no match
 }
 
 // A behaviour is a way in which a call fails.
@@ -128,9 +130,9 @@ var scenarios = map[int]*scenario{
 	30: {steps: []step{{later, network.NoticeSuspended}}},
 	31: {steps: []step{{later, network.NoticeSuspended}, {2 * later, network.NoticeResumed}}},
 	32: {steps: []step{{later, network.NoticeDeleted}}},
-	33: {steps: []step{{later, network.NoticeInvalidated}}},
-	34: {steps: []step{{later, network.NoticeCardReplaced}}},
-	35: {steps: []step{{later, network.NoticeCardRenewed}}},
+	33: {steps: []step{{later, network.NoticeInvalidated}}, reported: updater.Closed},
+	34: {steps: []step{{later, network.NoticeCardReplaced}}, reported: updater.Updated},
+	35: {steps: []step{{later, network.NoticeCardRenewed}}, reported: updater.ExpiryChanged},
 	36: {steps: []step{{later, network.NoticeArtChanged}}},
 	37: {steps: []step{{later, network.NoticeTokenRenewed}}},
 
@@ -149,4 +151,10 @@ var scenarios = map[int]*scenario{
 	71: {binding: true},
 
 	80: {}, 81: {}, 82: {}, // are about pseudo card numbers
+
+	90: {reported: updater.Updated},
+	91: {reported: updater.ExpiryChanged},
+	92: {reported: updater.Closed},
+	93: {reported: updater.ContactCardholder},
+	94: {reported: updater.OptedOut},
 }

@@ -62,6 +62,11 @@
 //	080  a pseudo card number is asked for and made: VALID
 //	081  the provider of pseudo card numbers refuses the card: INVALID
 //	082  it refuses the request: ERROR
+//	090  the account updater reports a new number and expiry
+//	091  it reports a new expiry
+//	092  it reports that the account is closed
+//	093  it reports that the cardholder needs to be asked
+//	094  it reports that the cardholder has opted out
 //
 // [Control] changes cards that are stored already, as schemes and issuers do.
 //
@@ -70,17 +75,22 @@
 // [idv.Provider]: only the holders of 070 cards need to be identified, see
 // [Options].ChallengeURL.
 //
+// [Network.Updater] is an [updater.Provider]. Of a card of 034 it reports the new number that
+// the notice leaves out, and of a card of 033 that the account is closed. Any other card is no
+// match, unless [Control.Report] has said otherwise.
+//
 // # Stored data
 //
 // State is kept in a [store.Store] of the simulator's own, in the clear. A card is kept as
-// the last four digits and the expiry and, with [Options].Shared, a keyed hash of the
-// number; there is no number, security code or name. Numbers of network tokens and
-// cryptograms are derived from the seed of the state, and not kept either. Provisionings
+// the last four digits, the expiry and a payment account reference, which is a keyed hash
+// of the number; there is no number, security code or name. Numbers of network tokens, new
+// numbers of cards and cryptograms are derived from the seed of the state, and not kept either. Provisionings
 // are kept for good, even once the network token is deleted, so that an idempotency key
 // never makes a second token.
 package simnet
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -114,6 +124,10 @@ type Options struct {
 	// Defaults to VISA, Mastercard, American Express and Discover.
 	Schemes []card.Scheme
 
+	// Name is the Name in its [network.Info]. Simulators behind one networks.Route have
+	// different names. Defaults to "simulator".
+	Name string
+
 	// Shared makes tokens of one card number share one network token.
 	Shared bool
 
@@ -130,6 +144,7 @@ type Network struct {
 	store     store.Store
 	owned     bool // Close closes store
 	key       [sha256.Size]byte
+	name      string
 	enabled   [len(issuers)]bool
 	shared    bool
 	challenge string
@@ -140,10 +155,11 @@ type Network struct {
 }
 
 var (
-	_ network.Provider   = (*Network)(nil)
-	_ network.Feeder     = (*Network)(nil)
-	_ network.Suspender  = (*Network)(nil)
-	_ network.ArtFetcher = (*Network)(nil)
+	_ network.Provider     = (*Network)(nil)
+	_ network.Feeder       = (*Network)(nil)
+	_ network.Suspender    = (*Network)(nil)
+	_ network.ArtFetcher   = (*Network)(nil)
+	_ network.Credentialer = (*Network)(nil)
 )
 
 // Kinds of records. An attempt is the outcome of one idempotency key, and is found by the
@@ -153,6 +169,8 @@ const (
 	kindAttempt                   // its id is a keyed hash of the idempotency key
 	kindCard                      // its id is a keyed hash of a card number that is shared
 	kindIdentification            // its id is its reference
+	kindSubmitted                 // its id is a keyed hash of the reference of a card at the updater
+	kindPlan                      // its id is a keyed hash of the number of a card whose outcome is decided
 )
 
 var stateID = uuid.UUID{15: 1}
@@ -203,7 +221,7 @@ func New(ctx context.Context, s store.Store, opts *Options) (*Network, error) {
 		}
 	}
 
-	n := &Network{store: s, shared: o.Shared, challenge: o.ChallengeURL, news: make(chan struct{})}
+	n := &Network{name: cmp.Or(o.Name, simulator), store: s, shared: o.Shared, challenge: o.ChallengeURL, news: make(chan struct{})}
 	for _, of := range o.Schemes {
 		if !known(of) {
 			return nil, errors.New("simnet: Options.Schemes has a scheme that the simulator does not know")
@@ -281,12 +299,12 @@ func (n *Network) woken() <-chan struct{} {
 	return n.news
 }
 
-// simulator is the name of a Network as each of its three adapters.
+// simulator is the name of a Network as each of its four adapters.
 const simulator = "simulator"
 
 // Info implements [network.Provider]: a simulator is for sandboxes and can do everything.
 func (n *Network) Info() network.Info {
-	return network.Info{Name: simulator, SandboxOnly: true, Suspender: true, Feeder: true, ArtFetcher: true}
+	return network.Info{Name: n.name, SandboxOnly: true, Suspender: true, Feeder: true, ArtFetcher: true, Credentialer: true}
 }
 
 // Eligible implements [network.Provider]: every merchant is enrolled for the
@@ -396,16 +414,9 @@ func (n *Network) Cryptogram(ctx context.Context, r *network.CryptogramRequest) 
 		return nil, badRequest()
 	}
 
-	h, err := n.look(ctx, r.Token)
-	switch {
-	case errors.Is(err, network.ErrUnknown):
-		return nil, &network.Error{
-			Source: network.SourceScheme, Code: network.CodeDeclined, SchemeCode: "TOKEN_NOT_FOUND",
-		}
-	case err != nil:
+	h, err := n.usable(ctx, r.Token)
+	if err != nil {
 		return nil, err
-	case h.token.State != active:
-		return nil, badState()
 	}
 
 	t, s := h.token, scenarios[h.token.Scenario].cryptogram
@@ -445,6 +456,31 @@ func (n *Network) Cryptogram(ctx context.Context, r *network.CryptogramRequest) 
 		Value:   card.NewCryptogramValue(base64.StdEncoding.AppendEncode(nil, value[:size])),
 		ECI:     eci,
 	}, nil
+}
+
+// Credential implements [network.Credentialer]: the number that the next cryptogram would have.
+func (n *Network) Credential(ctx context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+	h, err := n.usable(ctx, r.Token)
+	if err != nil {
+		return nil, err
+	}
+	return &network.Credential{TokenID: tokenID(h.record.ID), Number: n.number(h.record.ID, h.token), Expiry: h.token.Expiry}, nil
+}
+
+// usable returns a network token that is active.
+func (n *Network) usable(ctx context.Context, ref network.Ref) (*held, error) {
+	h, err := n.look(ctx, ref)
+	switch {
+	case errors.Is(err, network.ErrUnknown):
+		return nil, &network.Error{
+			Source: network.SourceScheme, Code: network.CodeDeclined, SchemeCode: "TOKEN_NOT_FOUND",
+		}
+	case err != nil:
+		return nil, err
+	case h.token.State != active:
+		return nil, badState()
+	}
+	return h, nil
 }
 
 // countRefusal counts a cryptogram that is refused, up to a limit, and reports whether
@@ -525,7 +561,7 @@ func (n *Network) card(r *network.ProvisionRequest) (c numbered, code int, id uu
 		if ok = len(digits) >= 12 && len(digits) <= 19 && iin.Luhn(digits); !ok {
 			return
 		}
-		c = numbered{string(digits[len(digits)-4:]), r.Expiry}
+		c = numbered{string(digits[len(digits)-4:]), r.Expiry, n.accountReference(digits)}
 		code = scenarioOf(r.Scheme, digits)
 		if n.shared {
 			id = uuid.UUID(n.mac("card", digits)[:16])
@@ -535,6 +571,11 @@ func (n *Network) card(r *network.ProvisionRequest) (c numbered, code int, id uu
 	return c, code, id, ok && e.Month >= 1 && e.Month <= 12 && e.Year >= 2000 && e.Year <= lastYear
 }
 
+// accountReference returns the PAR of a card number.
+func (n *Network) accountReference(digits []byte) string {
+	return ("SIM1" + ids.EncodeToString(n.mac("account reference", digits)))[:29]
+}
+
 // mac derives bytes from the seed. Only the last part may differ in length.
 func (n *Network) mac(purpose string, parts ...[]byte) []byte {
 	h := hmac.New(sha256.New, n.key[:])
@@ -542,7 +583,10 @@ func (n *Network) mac(purpose string, parts ...[]byte) []byte {
 	for _, p := range parts {
 		h.Write(p)
 	}
-	return h.Sum(nil)
+
+	sum := h.Sum(nil)
+	h.Write(make([]byte, sha256.BlockSize)) // over the parts, such as a card number, in its buffer
+	return sum
 }
 
 // row is the id of the attempt of an idempotency key.

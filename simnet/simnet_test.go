@@ -158,7 +158,7 @@ var kinds = map[network.NoticeKind]string{
 func feed(t testing.TB, n *simnet.Network, sink func(context.Context, *network.Notice) error) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- n.Feed(ctx, sink) }()
+	go func() { done <- n.Feed(ctx, nil, sink) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -409,7 +409,7 @@ func TestFeedEnds(t *testing.T) {
 		}
 		for _, answer := range []error{nil, context.Canceled} {
 			ctx, cancel := context.WithCancel(t.Context())
-			err := n.Feed(ctx, func(context.Context, *network.Notice) error {
+			err := n.Feed(ctx, nil, func(context.Context, *network.Notice) error {
 				cancel()
 				return answer
 			})
@@ -533,7 +533,7 @@ func TestClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		ended := make(chan error)
-		go func() { ended <- n.Feed(t.Context(), (&mailbox{}).sink) }()
+		go func() { ended <- n.Feed(t.Context(), nil, (&mailbox{}).sink) }()
 		synctest.Wait()
 		if err := n.Close(); err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ func TestStored(t *testing.T) {
 		`"state":3,"state_at":4,"suspended_by":7,"changes":3,"last":4,"outbox":[{"due":0,"n":1,"kind":3,"at":2},` +
 		`{"due":1,"n":2,"kind":3,"by":1,"at":3},{"due":2,"n":3,"kind":3,"by":2,"at":4}]}}`
 	owners := []network.Owner{network.OwnerIssuer, network.OwnerScheme, network.OwnerCardholder}
-	made := newToken(card.VISA, 0, numbered{"1111", card.Expiry{Month: 12, Year: 2030}}, 1)
+	made := newToken(card.VISA, 0, numbered{LastFour: "1111", Expiry: card.Expiry{Month: 12, Year: 2030}}, 1)
 	for i, by := range owners {
 		made.happen(network.NoticeSuspended, by, int64(i))
 	}

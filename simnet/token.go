@@ -70,8 +70,9 @@ const (
 
 // A numbered card is known by the end of its number. It is kept in the clear.
 type numbered struct {
-	LastFour string      `json:"last_four"`
-	Expiry   card.Expiry `json:"expiry"`
+	LastFour  string      `json:"last_four"`
+	Expiry    card.Expiry `json:"expiry"`
+	Reference string      `json:"reference,omitzero"` // its PAR, which outlives the number
 }
 
 // A change happens to a network token, and a notice reports it.
@@ -219,7 +220,7 @@ func (t *token) renew(what network.NoticeKind) {
 		if t.Card.LastFour == four {
 			four = newLastFours[1]
 		}
-		t.Card = numbered{four, after(t.Card.Expiry, replaceYears)}
+		t.Card = numbered{four, after(t.Card.Expiry, replaceYears), t.Card.Reference}
 	case network.NoticeCardRenewed:
 		t.Card.Expiry = after(t.Card.Expiry, renewYears)
 	case network.NoticeTokenRenewed:
@@ -263,6 +264,8 @@ func (t *token) view(row uuid.UUID, c numbered) *network.Token {
 		Card:                  c.state(),
 		Art:                   artID(card.Scheme(t.Scheme), t.Art),
 		SupportsDeviceBinding: scenarios[t.Scenario].binding,
+
+		PaymentAccountReference: c.Reference,
 	}
 }
 

@@ -126,6 +126,57 @@ func TestVault(t *testing.T) {
 	}
 }
 
+// TestReplacedVault: a card that its scheme has replaced pays again once the token has the new
+// one.
+func TestReplacedVault(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		v := vaulttest.NewWith(t, &cardvault.Options{Mode: cardvault.Sandbox, Purposes: []string{"test"}, Network: newNetwork(t, memstore.New(), nil)})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- v.Run(ctx) }()
+		defer func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}()
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		merchant, err := v.PrimaryMerchant(ctx)
+		must(err)
+		_, err = v.RotatePaymentSecret(ctx, merchant.ID, nil)
+		must(err)
+		expiry := card.Expiry{Month: 11, Year: 2030}
+		token, err := v.Import(ctx, cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 34), Expiry: expiry}, nil)
+		must(err)
+		<-time.After(3 * time.Second)
+		stale, err := v.Get(ctx, token.ID)
+		must(err)
+		ofCard := func(context.Context, *cardvault.UsedCard) error { return nil }
+		if err := v.Use(ctx, token.ID, "test", ofCard); !stale.AccountNumberStale || !errors.Is(err, cardvault.ErrCardDataStale) {
+			t.Errorf("replaced by the scheme: %+v, %v", stale, err)
+		}
+
+		replaced, err := v.Replace(ctx, token.ID, cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: expiry}, nil)
+		must(err)
+		if replaced.AccountNumberStale || replaced.NetworkTokenStatus != network.Pending || replaced.Fingerprint == token.Fingerprint {
+			t.Errorf("replaced: %+v", replaced)
+		}
+		<-time.After(time.Second)
+		must(v.Use(ctx, token.ID, "test", ofCard))
+		p, err := v.RequestPaymentData(ctx, token.ID, cardvault.PaymentRequest{Amount: 1999, Currency: "EUR", Reference: "order 7"})
+		must(err)
+		if !p.Success || p.Encrypted == "" {
+			t.Errorf("payment data: %+v", p)
+		}
+	})
+}
+
 // A live vault refuses a simulator, inside any number of decorators.
 func TestLiveVault(t *testing.T) {
 	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))

@@ -70,7 +70,8 @@ const (
 	MaxLookup  = 64       // bytes a hash
 )
 
-// MaxShared limits how many records of a kind may share a hash that List is asked for. Any
+// MaxShared limits how many records of a kind may share a hash that List is asked for. A
+// store that keeps accounts apart may count only some of the other accounts' records. Any
 // number may be put, and found by Lookup.
 const MaxShared = 10_000
 
@@ -91,7 +92,8 @@ type Record struct {
 
 	// Parent, if set, is the id of the record that this one belongs to. A store
 	// finds the children of an id and does no more about it: there need not be a
-	// record with that id, and to delete it leaves them.
+	// record with that id, and to delete it leaves them. Listed children of a parent belong
+	// to one account.
 	Parent uuid.UUID
 
 	// Class, if not zero, puts the record in a list: the list of its parent if it has one,
@@ -159,7 +161,7 @@ func (s Shards) Has(shard uint8) bool { return s == AllShards || s&(1<<(shard%Sh
 type Query struct {
 	Kind    Kind
 	Account uuid.UUID // lists the records of an account that have no parent
-	Parent  uuid.UUID // if set, lists the records of a parent instead
+	Parent  uuid.UUID // if set, lists the records of a parent instead, which belong to Account
 
 	Classes  Classes   // zero: all
 	Min, Max uuid.UUID // bounds of ID, both inclusive; zero Max: no upper bound
@@ -261,6 +263,17 @@ type Tx interface {
 	// is erased through [ReadTx.Children], a few at a time. Deleting an absent record does
 	// nothing.
 	Delete(kind Kind, id uuid.UUID)
+}
+
+// Divided is implemented by the ReadTx of a store that keeps accounts apart, such as in
+// partitions, and finds a record faster if the caller names the account. A store need not
+// do so, and a caller need not ask. A decorator of a ReadTx that hides it costs speed only.
+type Divided interface {
+	// In returns the same transaction for the records of one account, or with the zero id
+	// for those of none. It is a Tx if the receiver is. Get, Lookup and Children find
+	// records of no other account, Put writes and Delete deletes none. The caller promises
+	// that no two accounts have a record of the same kind and id.
+	In(account uuid.UUID) ReadTx
 }
 
 // A Store keeps records. All methods may be called concurrently.

@@ -34,6 +34,9 @@ func (s *shop) forward(ctx context.Context, o *order) (*answer, error) {
 	switch {
 	case errors.As(err, &refused) && refused.Classifier == "SECURITY_CODE_NOT_AVAILABLE":
 		return declined(reason{Message: "That took too long."}, "new_session"), nil
+	case errors.As(err, &refused) && (refused.Classifier == "CARD_DATA_STALE" || refused.Classifier == "TOKEN_INVALIDATED"):
+		o.old = o.token
+		return declined(reason{Message: "Your bank has replaced this card."}, "new_session"), nil
 	case err != nil:
 		return nil, err
 	case sent.Status == http.StatusPaymentRequired:

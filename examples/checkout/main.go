@@ -1,7 +1,7 @@
 // Checkout is a shop that takes cards through a vault over REST, and never sees one.
 //
 //	go run ./examples/server &
-//	go run ./examples/checkout [-addr 127.0.0.1:8090] [-sandbox ./cardvault-data/sandbox.json] [-forward]
+//	go run ./examples/checkout [-addr 127.0.0.1:8090] [-sandbox ./cardvault-data/sandbox.json] [-forward | -subscription 1m]
 //
 // The shop makes a session and puts its id on the page, where the shopper enters
 // the card in fields of the vault. It asks the vault which token came of the
@@ -11,6 +11,10 @@
 // With -forward the shop pays with the card itself: the vault forwards it to the payment
 // provider of the shop, here at /psp/ of the shop's address. The sandbox server has that
 // address as a destination.
+//
+// With -subscription an order is paid in three payments, one each period. The shopper makes
+// the first, with a cryptogram. The shop makes the others alone: it asks the vault for
+// payment data of the initiator merchant, which has no cryptogram.
 package main
 
 import (
@@ -19,7 +23,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -37,7 +40,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/receive/endpoint"
 	"github.com/google/uuid"
@@ -57,16 +59,20 @@ func main() {
 	addr := flag.String("addr", "127.0.0.1:8090", "`address` to listen on; the vault must allow its origin")
 	sandboxFile := flag.String("sandbox", "./cardvault-data/sandbox.json", "`file` written by the sandbox server")
 	forward := flag.Bool("forward", false, "pay through a forward to the payment provider, not with a cryptogram")
+	period := flag.Duration("subscription", 0, "sell a subscription of three payments, one each `period`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *addr, *sandboxFile, *forward); err != nil {
+	if err := run(ctx, *addr, *sandboxFile, *forward, *period); err != nil {
 		fmt.Fprintln(os.Stderr, "checkout:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, addr, sandboxFile string, forward bool) error {
+func run(ctx context.Context, addr, sandboxFile string, forward bool, period time.Duration) error {
+	if forward && period != 0 || period < 0 {
+		return errors.New("a subscription has a period, and is not paid through a forward")
+	}
 	data, err := os.ReadFile(sandboxFile)
 	if err != nil {
 		return fmt.Errorf("start the sandbox server first: %w", err)
@@ -84,6 +90,8 @@ func run(ctx context.Context, addr, sandboxFile string, forward bool) error {
 	if err != nil {
 		return err
 	}
+
+	s.period = period
 
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -111,17 +119,20 @@ type shop struct {
 	client *http.Client
 	log    *slog.Logger
 
-	// acquire charges a card with the shop's acquirer.
-	acquire func(ctx context.Context, reference string, cents int, c *receive.Credential) error
+	// acquire charges a card with the shop's acquirer, and returns the scheme's id of the
+	// payment.
+	acquire func(context.Context, *charge) (transaction string, err error)
 
-	psp string // URL of the payment provider, if it is paid through a forward
+	psp    string        // URL of the payment provider, if it is paid through a forward
+	period time.Duration // between the payments of a subscription; 0: an order has one payment
 
 	hook http.Handler // nil if the vault has no webhooks
 
-	mu       sync.Mutex
-	orders   map[string]*order
-	eventIDs map[uuid.UUID]bool       // ids of events
-	waiting  map[string]chan struct{} // payments, by the token whose news they wait for
+	mu            sync.Mutex
+	orders        map[string]*order
+	subscriptions map[string]*subscription // that have not ended, by order
+	eventIDs      map[uuid.UUID]bool       // ids of events
+	waiting       map[string]chan struct{} // payments, by the token whose news they wait for
 }
 
 // An order is one article for one shopper.
@@ -132,6 +143,7 @@ type order struct {
 	mu      sync.Mutex // held while the order is paid or receives another session
 	session string
 	token   string // "" until the outcome of the session is known
+	old     string // a token whose card the next session replaces; "" for none
 	attempt int    // of payments that were refused
 	paid    *answer
 }
@@ -152,8 +164,8 @@ func newShop(vault string, a account, log *slog.Logger) (*shop, error) {
 			"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		// A redirect would take the API key along, wherever it leads.
 		client: &http.Client{Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		log:    log, acquire: acquire,
-		orders: map[string]*order{}, eventIDs: map[uuid.UUID]bool{}, waiting: map[string]chan struct{}{},
+		log:    log, acquire: newAcquirer().charge,
+		orders: map[string]*order{}, subscriptions: map[string]*subscription{}, eventIDs: map[uuid.UUID]bool{}, waiting: map[string]chan struct{}{},
 	}, nil
 }
 
@@ -173,6 +185,11 @@ func (s *shop) serve(ctx context.Context, listener net.Listener) error {
 
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
+	if s.period > 0 {
+		var billing sync.WaitGroup
+		defer billing.Wait()
+		billing.Go(func() { s.bill(ctx) })
+	}
 	s.log.Info("the shop is open", "url", shopURL, "vault", s.vault)
 	var err error
 	select {
@@ -238,7 +255,7 @@ func (s *shop) front(w http.ResponseWriter, r *http.Request) {
 		Name: "order", Value: o.cookie, Path: "/orders/" + o.id, MaxAge: 3600, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 	})
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = page.Execute(w, map[string]string{"Vault": s.vault, "Order": o.id, "Session": o.session, "Price": priceTag}) // fails if the shopper is gone
+	_ = page.Execute(w, map[string]string{"Vault": s.vault, "Order": o.id, "Session": o.session, "Price": priceTag, "Terms": s.terms()}) // fails if the shopper is gone
 }
 
 // An answer reports the state of an order to the page.
@@ -302,11 +319,17 @@ func (s *shop) renew(ctx context.Context, o *order) (*answer, error) {
 	var session struct {
 		ID string `json:"session_id"`
 	}
-	// The token has the order as its business key, even if this process dies.
-	err := s.call(ctx, "POST", "/tokens/session", rand.Text(), map[string]string{"business_key": o.id}, &session)
-	if err != nil {
+	// The token has the order as its business key, even if this process dies. The token
+	// of a replaced card stays, with one session for the new card.
+	path, in := "/tokens/session", any(map[string]string{"business_key": o.id})
+	if o.old != "" {
+		path, in = "/tokens/"+o.old+"/replace-session", nil
+		o.old = ""
+	}
+	if err := s.call(ctx, "POST", path, rand.Text(), in, &session); err != nil {
 		return nil, err
 	}
+
 	// The page receives the id, which entitles it to enter one card. The shop keeps it, to
 	// ask for the outcome itself.
 	o.session, o.token = session.ID, ""
@@ -343,36 +366,21 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 		return declined(reasonOf(t), "new_session"), nil
 	}
 
-	var data struct {
-		Success   bool
-		Encrypted string    `json:"encrypted_authentication_data"`
-		Failures  [1]reason `json:"failure_details"`
-	}
-
-	// If the answer is lost, a second call under the same key returns the same cryptogram,
-	// not a new one. After a refusal it is another attempt.
-	err = s.call(ctx, "POST", "/tokens/"+o.token+"/payment-data", fmt.Sprintf("%s-%d", o.id, o.attempt), map[string]any{
-		"amount": price, "currency_code": currency, "merchant_id": s.MerchantID, "reference": o.id,
-	}, &data)
+	credential, why, err := s.credential(ctx, o.token, fmt.Sprintf("%s-%d", o.id, o.attempt), o.id, "")
 	if err != nil {
 		return nil, err
 	}
-
-	if !data.Success {
+	if why != nil {
 		o.attempt++
 		next := "new_session"
-		if data.Failures[0].Retryable {
+		if why.Retryable {
 			next = "retry"
 		}
-		return declined(data.Failures[0], next), nil
+		return declined(*why, next), nil
 	}
+	defer credential.Wipe()
 
-	credential, err := receive.OpenPaymentData(data.Encrypted, receive.NewSharedSecret([]byte(s.PaymentSecret)))
-	if err != nil {
-		return nil, err
-	}
-
-	err = s.acquire(ctx, o.id, price, credential)
+	transaction, err := s.acquire(ctx, &charge{reference: o.id, cents: price, credential: credential})
 	// The acquirer has answered, so the security code has done its work: the card
 	// industry forbids to keep it any longer, and only the shop knows that this is the
 	// moment. The payment stands without this: the vault forgets the code in minutes.
@@ -386,6 +394,9 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 
 	// The token may stay for the shopper's next order; a shop that keeps no cards
 	// deletes it now.
+	if s.period > 0 {
+		s.subscribe(o, transaction)
+	}
 	o.paid = &answer{State: "paid", Message: "Thank you. Your order is paid.", Facts: [][2]string{
 		{"Card", t.Scheme + " ···· " + t.LastFour},
 		{"ECI", cmp.Or(credential.ECI, "none")},
@@ -395,6 +406,33 @@ func (s *shop) pay(ctx context.Context, o *order) (*answer, error) {
 
 	s.log.Info("an order is paid", "order", o.id, "eci", credential.ECI)
 	return o.paid, nil
+}
+
+// credential asks the vault for the network token and, if the shopper pays, for a cryptogram.
+// For a later payment of a subscription, first is the scheme's id of the first payment.
+// Without a credential, credential returns the reason.
+func (s *shop) credential(ctx context.Context, token, key, reference, first string) (*receive.Credential, *reason, error) {
+	request := map[string]any{"amount": price, "currency_code": currency, "merchant_id": s.MerchantID, "reference": reference}
+	if first != "" {
+		request["initiator"], request["network_transaction_id"] = "merchant", first
+	}
+
+	var data struct {
+		Success   bool
+		Encrypted string    `json:"encrypted_authentication_data"`
+		Failures  [1]reason `json:"failure_details"`
+	}
+	// If the answer is lost, a second call under the same key returns the same cryptogram,
+	// not a new one. After a refusal it is another attempt.
+	if err := s.call(ctx, "POST", "/tokens/"+token+"/payment-data", key, request, &data); err != nil {
+		return nil, nil, err
+	}
+	if !data.Success {
+		return nil, &data.Failures[0], nil
+	}
+
+	c, err := receive.OpenPaymentData(data.Encrypted, receive.NewSharedSecret([]byte(s.PaymentSecret)))
+	return c, nil, err
 }
 
 // findToken finds the token that the session of an order has created. Without a token it
@@ -420,31 +458,6 @@ func (s *shop) findToken(ctx context.Context, o *order) (*answer, error) {
 		return &answer{Message: "Please enter your card first.", Next: "new_session"}, nil
 	}
 	return nil, nil
-}
-
-// acquire stands for the API of the shop's acquirer. In place of a card it receives the
-// number and expiry of the network token, the cryptogram and the ECI. Only Expose gives
-// these values: nothing that formats or logs a credential has them. The reference is unique
-// for each order: a real acquirer charges it once, and reports the outcome of a charge
-// whose answer was lost. An error is a refusal.
-func acquire(_ context.Context, _ string, _ int, c *receive.Credential) error {
-	digits := 0
-	c.Number.Expose(func(number []byte) { digits = len(number) })
-	if digits == 0 || c.Cryptogram.IsZero() {
-		return errors.New("incomplete")
-	}
-	return nil
-}
-
-// shape describes a cryptogram without revealing it.
-func shape(c card.CryptogramValue) (text string) {
-	c.Expose(func(value []byte) {
-		text = fmt.Sprintf("%d characters", len(value))
-		if n, err := base64.StdEncoding.Decode(make([]byte, len(value)), value); err == nil {
-			text += fmt.Sprintf(", %d bytes", n)
-		}
-	})
-	return text
 }
 
 // A reason is why there is no network token or no cryptogram.
@@ -629,7 +642,8 @@ var page = template.Must(template.New("page").Parse(`<!doctype html>
   <div><p>Paper &amp; Thread</p><h1>Dotted notebook, A5</h1><p>Bound by hand, 192 pages</p></div>
   <strong>{{.Price}}</strong>
 </header>
-<form data-order="{{.Order}}">
+{{with .Terms}}<p>{{.}}</p>
+{{end}}<form data-order="{{.Order}}">
   <card-entry session-id="{{.Session}}" base-url="{{.Vault}}" cardholder-name="optional"></card-entry>
   <button>Pay {{.Price}}</button>
 </form>

@@ -15,6 +15,7 @@ import (
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,6 +61,7 @@ type rig struct {
 	down     atomic.Bool
 	calls    calls
 	charged  []string // network tokens
+	firsts   []string // the first payments that they name
 	decline  error    // the acquirer's answer
 
 	seen bytes.Buffer // by the browser
@@ -67,13 +69,19 @@ type rig struct {
 
 func inBubble(t *testing.T, webhooks bool, f func(*testing.T, *rig)) {
 	t.Helper()
+	inBubbleEach(t, webhooks, 0, f)
+}
+
+// inBubbleEach is inBubble with a shop that sells subscriptions, paid each period.
+func inBubbleEach(t *testing.T, webhooks bool, period time.Duration, f func(*testing.T, *rig)) {
+	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)))
-		f(t, newRig(t, webhooks))
+		f(t, newRig(t, webhooks, period))
 	})
 }
 
-func newRig(t *testing.T, webhooks bool) *rig {
+func newRig(t *testing.T, webhooks bool, period time.Duration) *rig {
 	t.Helper()
 	r := &rig{webhooks: webhooks, pipes: map[string]*pipe{"vault.example:80": newPipe(), "shop.example:80": newPipe(), "127.0.0.1:80": newPipe()}}
 	r.web = &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -113,19 +121,31 @@ func newRig(t *testing.T, webhooks bool) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.client.Transport = r.web
-	r.acquire = func(ctx context.Context, reference string, cents int, c *receive.Credential) error {
-		if err := acquire(ctx, reference, cents, c); err != nil {
-			t.Errorf("the acquirer was sent an %v credential", err)
-		}
-		c.Number.Expose(func(number []byte) { r.charged = append(r.charged, string(number)) })
-		c.Cryptogram.Expose(func(value []byte) {
+	r.client.Transport, r.period = r.web, period
+	accept := newAcquirer().charge
+	r.acquire = func(ctx context.Context, c *charge) (string, error) {
+		r.firsts = append(r.firsts, c.first)
+		c.credential.Number.Expose(func(number []byte) { r.charged = append(r.charged, string(number)) })
+		c.credential.Cryptogram.Expose(func(value []byte) {
+			if c.first != "" {
+				if len(value) > 0 {
+					t.Error("a payment without the shopper has a cryptogram")
+				}
+				return
+			}
 			if raw, err := base64.StdEncoding.DecodeString(string(value)); err != nil || len(raw) != 20 {
 				t.Error("the cryptogram is not 20 bytes in base64")
 			}
 			r.calls.secret(string(value))
 		})
-		return r.decline
+		if r.decline != nil {
+			return "", r.decline
+		}
+		transaction, err := accept(ctx, c)
+		if err != nil {
+			t.Errorf("the acquirer refuses: %v", err)
+		}
+		return transaction, err
 	}
 
 	provider := &http.Server{Handler: r.provider(newPSP())}
@@ -309,6 +329,7 @@ func (b *browser) complete(t *testing.T, pan card.PAN) string {
 	}
 	var open struct {
 		Data struct{ JWK jose.JSONWebKey }
+		Next string `json:"next_action"`
 	}
 	if err := json.Unmarshal([]byte(answer), &open); err != nil {
 		t.Fatal(err)
@@ -333,7 +354,7 @@ func (b *browser) complete(t *testing.T, pan card.PAN) string {
 		}
 	})
 	w, err = b.http.Post("http://vault.example/sessions/"+b.session+"/complete-action", "application/json",
-		strings.NewReader(fmt.Sprintf(`{"action":"tokenize_card","result":{"enc_payload":%q}}`, payload)))
+		strings.NewReader(fmt.Sprintf(`{"action":%q,"result":{"enc_payload":%q}}`, open.Next, payload)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,6 +496,114 @@ func TestForward(t *testing.T) {
 		}
 		vaulttest.AssertNoLeak(t, append(r.calls.secrets, r.APIKey), r.log.String(), r.seen.String())
 		vaulttest.AssertNoLeak(t, []string{code}, r.log.String())
+	})
+}
+
+// TestReplaced: the scheme replaces the card of an order. The shopper enters the new card in a
+// session of the same token, and the order is paid with it.
+func TestReplaced(t *testing.T) {
+	inBubble(t, false, func(t *testing.T, r *rig) {
+		r.psp = "http://127.0.0.1/psp/charges"
+		b := r.browse(t)
+		b.enter(t, 34)
+		time.Sleep(3 * time.Second)
+		before := r.token(t)
+		if !before.AccountNumberStale {
+			t.Error("the scheme has not replaced the card")
+		}
+		b.want(t, "pay", "declined", "new_session", "")
+		b.want(t, "session", "", "", "")
+		b.enter(t, 0)
+		b.want(t, "pay", "paid", "", "ch_1")
+
+		after := r.token(t)
+		if after.ID != before.ID || after.AccountNumberStale || after.LastFour != "0005" || after.BusinessKey != b.order {
+			t.Errorf("the token was %v, %s, and is %v, %s", before.ID, before.MaskedAccountNumber, after.ID, after.MaskedAccountNumber)
+		}
+		if len(r.forwards) != 1 || !strings.Contains(r.forwards[0], `"number":"`+r.calls.secrets[1]+`"`) {
+			t.Errorf("the provider received %q", r.forwards)
+		}
+		vaulttest.AssertNoLeak(t, append(r.calls.secrets, r.APIKey), r.log.String(), r.seen.String())
+	})
+}
+
+// TestSubscription: the shopper makes the first of three payments, with a cryptogram. The
+// shop makes the others alone, without one, and names the first.
+func TestSubscription(t *testing.T) {
+	const period = time.Hour
+	inBubbleEach(t, false, period, func(t *testing.T, r *rig) {
+		b := r.browse(t)
+		if !strings.Contains(b.html, "A subscription: €19.99 now, and 2 times more") {
+			t.Error("the page does not say what the shopper agrees to")
+		}
+		b.enter(t, 0)
+		b.want(t, "pay", "paid", "", "07")
+		wantPaid := func(n int) {
+			t.Helper()
+			synctest.Wait()
+			if len(r.charged) != n {
+				t.Fatalf("%d payments, want %d", len(r.charged), n)
+			}
+		}
+		wantPaid(1)
+
+		// The second is late: first the vault is down, then the acquirer refuses once.
+		r.down.Store(true)
+		time.Sleep(period + 2*billPeriod)
+		wantPaid(1)
+		r.down.Store(false)
+		r.decline = errors.New("not enough money")
+		time.Sleep(billPeriod)
+		wantPaid(2)
+		r.decline = nil
+		time.Sleep(billPeriod)
+		wantPaid(3)
+		time.Sleep(5 * period)
+		wantPaid(4)
+
+		first := r.firsts[1]
+		if first == "" || !slices.Equal(r.firsts, []string{"", first, first, first}) || len(slices.Compact(slices.Clone(r.charged))) != 1 {
+			t.Errorf("the payments name %q", r.firsts)
+		}
+		if len(r.subscriptions) != 0 {
+			t.Error("the subscription has not ended")
+		}
+
+		// Every record says who has made the payment.
+		p, err := r.vault.ListPaymentData(t.Context(), r.token(t).ID, &cardvault.ListOptions{Ascending: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var references []string
+		for _, data := range p.Items {
+			references = append(references, strings.TrimPrefix(data.Reference, b.order))
+		}
+		if got := strings.Join(references, " "); got != " -2 -2 -3" {
+			t.Errorf("the references are %q", got)
+		}
+
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+		secrets := append(r.calls.secrets, r.charged...)
+		vaulttest.AssertNoLeak(t, append(secrets, r.APIKey, r.PaymentSecret), r.log.String(), r.seen.String())
+	})
+}
+
+// TestSubscriptionEnds: a subscription ends when the card cannot pay any more.
+func TestSubscriptionEnds(t *testing.T) {
+	inBubbleEach(t, false, time.Hour, func(t *testing.T, r *rig) {
+		b := r.browse(t)
+		b.enter(t, 0)
+		b.want(t, "pay", "paid", "", "07")
+		if err := r.network.Control().Invalidate(t.Context(), r.token(t).ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if len(r.charged) != 1 || len(r.subscriptions) != 0 || !strings.Contains(r.log.String(), "token_invalidated") {
+			t.Errorf("%d payments, %d subscriptions", len(r.charged), len(r.subscriptions))
+		}
 	})
 }
 
@@ -708,10 +837,10 @@ func TestUnanswered(t *testing.T) {
 		// A failed consume does not stop a payment.
 		b = r.browse(t)
 		b.enter(t, 0)
-		charge := r.acquire
-		r.acquire = func(ctx context.Context, reference string, cents int, c *receive.Credential) error {
+		accept := r.acquire
+		r.acquire = func(ctx context.Context, c *charge) (string, error) {
 			r.down.Store(true)
-			return charge(ctx, reference, cents, c)
+			return accept(ctx, c)
 		}
 		b.want(t, "pay", "paid", "", "0005")
 		r.down.Store(false)

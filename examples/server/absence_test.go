@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/fips140"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -153,7 +155,7 @@ func startHunt(t *testing.T) *hunt {
 		t.Fatalf("go build: %v: %s", err, out)
 	}
 	t.Logf("built in %v", time.Since(begin).Round(time.Millisecond))
-	cmd := exec.Command(program, "-addr", "127.0.0.1:0", "-data", h.dir, "-security-code-ttl", codeTTL.String(), "-log-level", "debug")
+	cmd := exec.Command(program, "-addr", "127.0.0.1:0", "-data", h.dir, "-security-code-ttl", codeTTL.String(), "-log-level", "debug", "-forward", h.psp())
 	cmd.Env = append(os.Environ(), "CARDVAULT_CANARY_PROVIDER="+h.provider.URL+"/"+h.mark.digits, "CARDVAULT_CANARY_PANIC="+h.bomb[:8])
 	cmd.Stdout, cmd.Stderr = h.stdout, h.stderr
 	if err := cmd.Start(); err != nil {
@@ -259,12 +261,18 @@ var imports = []struct {
 	{"wrong method", 405, cardWithCode, func(_ *hunt, r *http.Request) { r.Method = "PUT" }},
 	{"path that takes no body", 422, cardWithCode, func(_ *hunt, r *http.Request) { r.Method, r.URL.Path = "GET", "/tokens" }},
 	{"panic", 500, strings.Replace(cardWithCode, "PAN", "BOMB", 1), nil},
+	{"replacement", 200, cardWithCode, replacement},
+	{"replacement without a token", 404, cardWithCode, func(_ *hunt, r *http.Request) { r.URL.Path = "/tokens/" + uuid.NewString() + "/replace" }},
+	{"replacement that is not valid", 422, strings.Replace(cardWithCode, "12", "13", 1), replacement},
 }
 
 // chunked hides the length of a body.
 func chunked(_ *hunt, r *http.Request) {
 	r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(r.Body))
 }
+
+// replacement sends the card in place of the card of another token.
+func replacement(h *hunt, r *http.Request) { r.URL.Path = h.token("replaced") + "/replace" }
 
 // round sends a security code along every path.
 func (h *hunt) round() {
@@ -298,6 +306,7 @@ func (h *hunt) round() {
 		h.enter(200, h.session("/tokens/session"), "identification, "+what, claims)
 	}
 	h.enter(200, h.session(h.token("refresh")+"/refresh-session"), "session for a code", `{"security_code":"CODE"}`)
+	h.enter(200, h.session(h.token("another card")+"/replace-session"), "session for another card", cardWithCode)
 
 	h.send(200, h.request("POST", h.token("provisions")+"/provisions", ""))
 	h.send(200, h.request("POST", h.token("payment data")+"/payment-data", `{"amount":1,"currency_code":"EUR","reference":"1"}`))
@@ -311,6 +320,131 @@ func (h *hunt) round() {
 	for _, b := range behaviours {
 		h.obtain(b.name, b.status)
 	}
+	for i := range forwards {
+		h.forward(&forwards[i])
+	}
+}
+
+// A forwarding is a request that is forwarded to the provider.
+type forwarding struct {
+	path   string // of the canary
+	status int    // of the answer; 0: the client gives up while the provider has the request
+	to     string // what the provider does
+	header map[string]string
+	body   string
+	lost   bool // net/http makes strings of it
+}
+
+const (
+	formTemplate = "number={{ account_number }}&code={{ security_code }}"
+	jsonTemplate = `{"number":"{{ account_number }}","code":"{{ security_code }}"}`
+	xmlTemplate  = `<card code="{{ security_code }}"><number>{{ account_number }}</number></card>`
+)
+
+var forwards = []forwarding{
+	{path: "JSON", status: 200, to: "answers", body: jsonTemplate},
+	{path: "form", status: 200, to: "answers", body: formTemplate, header: map[string]string{"content-type": "application/x-www-form-urlencoded"}},
+	{path: "XML", status: 200, to: "answers", body: xmlTemplate, header: map[string]string{"content-type": "text/xml"}},
+	{path: "header", status: 200, to: "answers", header: map[string]string{"x-card": "{{ account_number }}", "x-code": "{{ security_code }}"}},
+	{path: "large", status: 200, to: "answers", body: `{"a":"` + strings.Repeat("a", 200<<10) + `",` + jsonTemplate[1:]},
+	{path: "refused", status: 422, to: "answers", body: `{"a":"{{ account_number }}","b":"{{ number }}"}`},
+	{path: "echo", status: 200, to: "echoes", body: jsonTemplate},
+	{path: "echo, long", status: 200, to: "echoes", body: `{"a":"` + strings.Repeat("a", 100<<10) + `",` + jsonTemplate[1:]},
+	{path: "echo, too long", status: 200, to: "echoes-without-end", body: jsonTemplate},
+	{path: "echo, compressed", status: 200, to: "compresses", body: jsonTemplate},
+	{path: "echo in a header", status: 200, to: "echoes-in-a-header", body: jsonTemplate, lost: true},
+	{path: "echo that is cut off", status: 502, to: "echoes-and-cuts", body: jsonTemplate},
+	{path: "cut off", status: 502, to: "cuts", body: jsonTemplate},
+	{path: "redirect", status: 200, to: "redirects", body: jsonTemplate},
+	{path: "given up", to: "hangs", body: jsonTemplate},
+}
+
+// forward forwards a card with its code. Under an idempotency key it is answered twice.
+func (h *hunt) forward(f *forwarding) {
+	h.t.Helper()
+	card, header := cardWithCode, f.header
+	if f.lost {
+		card = cardLost
+	}
+	if header == nil {
+		header = map[string]string{"content-type": "application/json"}
+	}
+	id := strings.TrimPrefix(h.tokenOf(card, "forward, "+f.path), "/tokens/")
+	code := h.all[len(h.all)-1].digits
+	body, err := json.Marshal(map[string]any{"token_id": id, "consume": f.path == "form", "request": map[string]any{
+		"method": "POST", "url": h.psp() + f.to, "headers": header, "body": f.body,
+	}})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+
+	repeat := uuid.NewString()
+	request := func() *http.Request {
+		r := h.request("POST", "/forward", string(body))
+		if f.path != "JSON" && f.path != "given up" {
+			r.Header.Set("Idempotency-Key", repeat)
+		}
+		return r
+	}
+	if f.status == 0 {
+		h.giveUp(request())
+	} else {
+		for range 2 {
+			if answer := fmt.Sprint(h.send(f.status, request())); strings.Contains(answer, code) {
+				h.t.Errorf("forward, %s: the code is in the answer", f.path)
+			}
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.received[code] == (f.status == 422) {
+		h.t.Errorf("forward, %s: the provider has received the code: %v", f.path, h.received[code])
+	}
+}
+
+// psp is the URL of the provider to which cards are forwarded.
+func (h *hunt) psp() string { return h.provider.URL + "/" + h.mark.digits + "/psp/" }
+
+var longDigits = regexp.MustCompile(`[0-9]{24}`)
+
+// answerForward is the handler of that provider.
+func (h *hunt) answerForward(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	h.mu.Lock()
+	for _, code := range longDigits.FindAllString(string(body)+r.Header.Get("X-Code"), -1) {
+		h.received[code] = true
+	}
+	h.mu.Unlock()
+
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+	switch strings.TrimPrefix(r.URL.Path, "/"+h.mark.digits+"/psp/") {
+	case "answers":
+		fmt.Fprint(w, `{"id":"ch_1","status":"paid"}`)
+	case "echoes":
+		w.Write(body)
+	case "echoes-without-end":
+		w.Write(bytes.Repeat(body, 2<<20/len(body)))
+	case "compresses":
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		z.Write(body)
+		z.Close()
+	case "echoes-in-a-header":
+		w.Header().Set("X-Echo", string(body))
+	case "echoes-and-cuts":
+		w.Header().Set("Content-Length", "1000")
+		w.Write(body)
+	case "cuts":
+		panic(http.ErrAbortHandler)
+	case "redirects":
+		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+	case "hangs":
+		h.hanging <- struct{}{}
+		<-r.Context().Done()
+	}
 }
 
 // obtain sets the provider's behaviour and expects the status of obtain-ppan. With a status
@@ -323,28 +457,34 @@ func (h *hunt) obtain(behaviour string, status int) {
 	}
 	id := strings.TrimPrefix(h.tokenOf(body, "obtain-ppan, "+behaviour), "/tokens/")
 	code := h.all[len(h.all)-1].digits
-	ctx, giveUp := context.WithCancel(h.t.Context())
-	defer giveUp()
-	r := h.request("POST", "/integrations/provider/obtain-ppan", `{"token_id":"`+id+`"}`).WithContext(ctx)
+	r := h.request("POST", "/integrations/provider/obtain-ppan", `{"token_id":"`+id+`"}`)
 	for name, value := range map[string]string{"Aid": "1", "Mid": "1", "Portalid": "1", "Hash": behaviour} {
 		r.Header.Set("X-Provider-"+name, value)
 	}
 	if status != 0 {
 		h.send(status, r)
 	} else {
-		go func() {
-			<-h.hanging
-			giveUp()
-		}()
-		if w, err := h.client.Do(r); err == nil {
-			w.Body.Close()
-			h.t.Error("an abandoned request is answered")
-		}
+		h.giveUp(r)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.received[code] {
 		h.t.Errorf("%s: the code has not reached the provider", behaviour)
+	}
+}
+
+// giveUp makes a request and leaves while the provider has it.
+func (h *hunt) giveUp(r *http.Request) {
+	h.t.Helper()
+	ctx, leave := context.WithCancel(h.t.Context())
+	defer leave()
+	go func() {
+		<-h.hanging
+		leave()
+	}()
+	if w, err := h.client.Do(r.WithContext(ctx)); err == nil {
+		w.Body.Close()
+		h.t.Error("an abandoned request is answered")
 	}
 }
 
@@ -458,6 +598,10 @@ var behaviours = []struct {
 
 // answer is the handler of the payment provider.
 func (h *hunt) answer(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, "/"+h.mark.digits+"/psp/") {
+		h.answerForward(w, r)
+		return
+	}
 	form, err := io.ReadAll(r.Body)
 	if err != nil {
 		return

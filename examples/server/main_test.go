@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"os"
 	"os/exec"
@@ -53,7 +54,13 @@ type process struct {
 // answers.
 func start(t *testing.T, dir string, env ...string) *process {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "-addr", "127.0.0.1:0", "-data", dir)
+	return startWith(t, nil, dir, env...)
+}
+
+// startWith is start with more flags.
+func startWith(t *testing.T, flags []string, dir string, env ...string) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], append(flags, "-addr", "127.0.0.1:0", "-data", dir)...)
 	cmd.Env = append(append(os.Environ(), "CARDVAULT_TEST_SERVER=1"), env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -205,6 +212,42 @@ func TestServer(t *testing.T) {
 	}
 	if got := again.Want(t, 200, key, "GET", "/tokens/"+token["id"].(string), ""); got["created_at"] != token["created_at"] {
 		t.Errorf("after the restart the token is %v", got)
+	}
+}
+
+// TestForwardFlag: the server forwards cards to the URLs of -forward, on this machine alone.
+func TestForwardFlag(t *testing.T) {
+	received := make(chan string, 1)
+	psp := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		received <- r.URL.Path + " " + string(body)
+		w.Write(body)
+	}))
+	defer psp.Close()
+	p := startWith(t, []string{"-forward", psp.URL + "/a/," + psp.URL + "/b"}, t.TempDir())
+	key := p.Accounts[0].APIKey
+	token := p.Want(t, 200, key, "POST", "/cde-import", sandboxtest.CardJSON)["id"].(string)
+	body := func(url string) string {
+		return fmt.Sprintf(`{"token_id":%q,"request":{"method":"POST","url":%q,"headers":{"content-type":"application/json"},"body":"{\"n\":\"{{ account_number }}\"}"}}`, token, url)
+	}
+	for _, path := range []string{"/a/charges", "/b"} {
+		answer := p.Want(t, 200, key, "POST", "/forward", body(psp.URL+path))
+		if got := <-received; got != path+` {"n":"4242424242424242"}` || answer["body"] != `{"n":"424242******4242"}` {
+			t.Errorf("%s: the provider received %s, the answer is %v", path, got, answer)
+		}
+	}
+	for _, url := range []string{psp.URL + "/c", "http://127.0.0.1:8090/psp/charges"} {
+		if answer := p.Want(t, 403, key, "POST", "/forward", body(url)); answer["classifier"] != "DESTINATION_NOT_ALLOWED" {
+			t.Errorf("%s: %v", url, answer)
+		}
+	}
+
+	for _, bad := range []string{"http://psp.example/", "ftp://127.0.0.1/", psp.URL + "," + psp.URL} {
+		cmd := exec.Command(os.Args[0], "-addr", "127.0.0.1:0", "-data", t.TempDir(), "-forward", bad)
+		cmd.Env = append(os.Environ(), "CARDVAULT_TEST_SERVER=1")
+		if out, err := cmd.CombinedOutput(); err == nil || !bytes.Contains(out, []byte("forward: destination")) {
+			t.Errorf("-forward %s: %v, %s", bad, err, out)
+		}
 	}
 }
 

@@ -237,6 +237,10 @@ func TestPage(t *testing.T) {
 	if open := p.Want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "refresh_security_code" {
 		t.Errorf("the session for a code is %v", open)
 	}
+	session = v.call(t, 200, "POST", api+"/replace-session", "")["session_id"].(string)
+	if open := p.Want(t, 200, "", "GET", "/sessions/"+session, ""); open["next_action"] != "replace_card" {
+		t.Errorf("the session for another card is %v", open)
+	}
 	v.call(t, 204, "POST", api+"/consume", "")
 	v.live(t, "token="+id, func(codes map[string]any, _ []any) bool {
 		if len(codes) > 0 {
@@ -249,13 +253,14 @@ func TestPage(t *testing.T) {
 	v.call(t, 403, "GET", "/sandbox/api/api-keys", "")
 	v.call(t, 403, "POST", "/sandbox/api/api-keys", `{"label":"mine","scopes":["tokens:read"]}`)
 	v.call(t, 403, "POST", "/sandbox/api/cde-import", sandboxtest.CardJSON)
+	v.call(t, 403, "POST", api+"/replace", sandboxtest.CardJSON)
 	p.Want(t, 401, v.cookie.Value, "GET", "/tokens", "")
 
 	v.call(t, 204, "DELETE", api, "")
 	for _, x := range [][3]string{
 		{"GET", api, ""}, {"DELETE", api, ""}, {"POST", api + "/provisions", ""},
 		{"GET", api + "/payment-data", ""}, {"POST", api + "/payment-data", payment},
-		{"POST", api + "/refresh-session", ""}, {"POST", api + "/consume", ""}, {"GET", api + "/security-code", ""},
+		{"POST", api + "/refresh-session", ""}, {"POST", api + "/replace-session", ""}, {"POST", api + "/consume", ""}, {"GET", api + "/security-code", ""},
 		{"POST", simulator + "/suspend", ""},
 		{"GET", "/sandbox/", ""}, {"GET", "/sandbox/index.html", ""}, {"POST", "/sandbox/live", ""}, {"GET", "/sandbox/open", ""},
 	} {

@@ -1,41 +1,17 @@
 package main
 
 import (
-	"encoding/json"
-	"net/http"
-	"strings"
 	"testing"
 
-	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/simnet"
 )
 
 // obtainPPAN asks for a pseudo card number with the hash of a portal key.
 func (p *process) obtainPPAN(t *testing.T, token, portalKey string) map[string]any {
 	t.Helper()
-	r, err := http.NewRequest("POST", p.BaseURL+"/integrations/provider/obtain-ppan", strings.NewReader(`{"token_id":"`+token+`"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("X-Api-Key", p.Accounts[0].APIKey)
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("X-Provider-Aid", "22222")
-	r.Header.Set("X-Provider-Mid", "11111")
-	r.Header.Set("X-Provider-Portalid", "3333333")
-	payone.Hash(portalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}).Expose(func(text []byte) {
-		r.Header.Set("X-Provider-Hash", string(text))
-	})
-	w, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Body.Close()
-	if w.StatusCode != http.StatusOK || w.Header.Get("X-Api-Stability") != "beta" {
-		t.Fatalf("obtain-ppan answers %d, stability %q", w.StatusCode, w.Header.Get("X-Api-Stability"))
-	}
-	var answer map[string]any
-	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil {
-		t.Fatal(err)
+	status, answer := p.ObtainPPAN(t, token, portalKey)
+	if status != 200 {
+		t.Fatalf("obtain-ppan answers %d %v", status, answer)
 	}
 	return answer
 }

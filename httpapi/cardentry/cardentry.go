@@ -5,8 +5,8 @@
 //	<card-entry session-id="…"></card-entry>
 //
 // The first line defines the element; the second is one, in a session that the shop's
-// server has made with POST /tokens/session or POST /tokens/{id}/refresh-session.
-// package httpapi mounts it: the origins of the shops are its Options.AllowedOrigins.
+// server has made with POST /tokens/session, or with refresh-session or replace-session of
+// a token. Package httpapi mounts it: the origins of the shops are its Options.AllowedOrigins.
 //
 //	const card = document.querySelector("card-entry");
 //	card.addEventListener("success", ({ detail }) => order(detail.token_id));

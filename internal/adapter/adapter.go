@@ -7,22 +7,25 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/layers"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
+	"github.com/cardvault/cardvault/updater"
 )
 
 // Powers is what a network can do besides the methods of every [network.Provider].
 type Powers struct {
-	Name string // of the network, "" if it is absent
+	network.Info // zero if the network is absent; SandboxOnly if any layer is
 
 	// nil if the network lacks the power
-	Suspender  network.Suspender
-	Feeder     network.Feeder
-	ArtFetcher network.ArtFetcher
+	Suspender    network.Suspender
+	Feeder       network.Feeder
+	ArtFetcher   network.ArtFetcher
+	Credentialer network.Credentialer
 
 	// Unused names interfaces that the network has and does not say that it has. A
 	// decorator may pass on methods for whatever it wraps, so that is not an error.
@@ -40,17 +43,65 @@ func Network(p network.Provider, live bool) (Powers, error) {
 		return Powers{}, err
 	}
 	info := infos[0]
-	sandboxed := slices.ContainsFunc(infos, func(i network.Info) bool { return i.SandboxOnly })
-	if err := check("Network", info.Name, live, sandboxed); err != nil {
+	info.SandboxOnly = slices.ContainsFunc(infos, func(i network.Info) bool { return i.SandboxOnly })
+	if r, ok := layers.As[interface{ Check() error }](p); ok {
+		if err := r.Check(); err != nil {
+			return Powers{}, err
+		}
+	}
+	if err := checkMembers(info, live); err != nil {
 		return Powers{}, err
 	}
 
-	n := Powers{Name: info.Name}
+	n := Powers{Info: info}
 	return n, errors.Join(
 		find(&n, &n.Suspender, p, info.Suspender, "Suspender"),
 		find(&n, &n.Feeder, p, info.Feeder, "Feeder"),
 		find(&n, &n.ArtFetcher, p, info.ArtFetcher, "ArtFetcher"),
+		find(&n, &n.Credentialer, p, info.Credentialer, "Credentialer"),
 	)
+}
+
+// checkMembers checks a network, or each of several.
+func checkMembers(info network.Info, live bool) error {
+	names, schemes := map[string]bool{}, map[card.Scheme]bool{}
+	for _, i := range info.Networks() {
+		if err := check("Network", i.Name, live, i.SandboxOnly || info.SandboxOnly); err != nil {
+			return err
+		}
+		if names[i.Name] {
+			return fmt.Errorf("cardvault: two networks of Options.Network are named %q", i.Name)
+		}
+		names[i.Name] = true
+	}
+	for _, m := range info.Members {
+		for _, s := range m.Schemes {
+			if schemes[s] {
+				return fmt.Errorf("cardvault: two networks of Options.Network have the scheme %v", s)
+			}
+			schemes[s] = true
+		}
+	}
+	return nil
+}
+
+// Of returns the Info of a network by its name.
+func (n *Powers) Of(name string) (info network.Info, ok bool) {
+	if n.Members == nil {
+		return n.Info, n.Name == name && name != ""
+	}
+	for _, m := range n.Members {
+		if m.Name == name {
+			return m.Info, true
+		}
+	}
+	return network.Info{}, false
+}
+
+// Has reports whether there is a network of a name.
+func (n *Powers) Has(name string) bool {
+	_, ok := n.Of(name)
+	return ok
 }
 
 // find sets power to what p or a layer below it has, if the network says that it has it.
@@ -91,6 +142,18 @@ func IDV(p idv.Provider, live bool) error {
 		return err
 	}
 	return check("IDV", infos[0].Name, live, slices.ContainsFunc(infos, func(i idv.Info) bool { return i.SandboxOnly }))
+}
+
+// Updater checks an account updater, which may be nil.
+func Updater(p updater.Provider, live bool) error {
+	if p == nil {
+		return nil
+	}
+	infos, err := infosOf("Updater", p)
+	if err != nil {
+		return err
+	}
+	return check("Updater", infos[0].Name, live, slices.ContainsFunc(infos, func(i updater.Info) bool { return i.SandboxOnly }))
 }
 
 // infosOf returns what each layer of an adapter says of itself, so that no layer hides a simulator

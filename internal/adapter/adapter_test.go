@@ -10,6 +10,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/ppan"
+	"github.com/cardvault/cardvault/updater"
 )
 
 // A net is a network whose Info is given. It has no other methods.
@@ -46,6 +47,15 @@ type verifier struct {
 func (p verifier) Info() idv.Info { return p.info }
 
 func (p verifier) Unwrap() idv.Provider { return p.Provider }
+
+type renewer struct {
+	updater.Provider
+	info updater.Info
+}
+
+func (p renewer) Info() updater.Info { return p.info }
+
+func (p renewer) Unwrap() updater.Provider { return p.Provider }
 
 func TestNetwork(t *testing.T) {
 	can := network.Info{Name: "n", Suspender: true}
@@ -116,6 +126,9 @@ func TestSandboxOnly(t *testing.T) {
 		"IDV": func(live bool) error {
 			return adapter.IDV(verifier{verifier{nil, idv.Info{Name: "n", SandboxOnly: true}}, idv.Info{Name: "n"}}, live)
 		},
+		"updater": func(live bool) error {
+			return adapter.Updater(renewer{renewer{nil, updater.Info{Name: "n", SandboxOnly: true}}, updater.Info{Name: "n"}}, live)
+		},
 	} {
 		if err := check(false); err != nil {
 			t.Errorf("%s, in a sandbox: %v", name, err)
@@ -125,10 +138,10 @@ func TestSandboxOnly(t *testing.T) {
 		}
 	}
 
-	if err := errors.Join(adapter.PPAN(nil, true), adapter.IDV(nil, true)); err != nil {
+	if err := errors.Join(adapter.PPAN(nil, true), adapter.IDV(nil, true), adapter.Updater(nil, true)); err != nil {
 		t.Error(err)
 	}
-	if adapter.PPAN(payer{}, false) == nil || adapter.IDV(verifier{}, false) == nil {
+	if adapter.Updater(renewer{}, false) == nil || adapter.PPAN(payer{}, false) == nil || adapter.IDV(verifier{}, false) == nil {
 		t.Error("a provider without a name is accepted")
 	}
 }

@@ -23,8 +23,16 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestMain also is the process that imports until it is killed, and stands in for OpenBao.
+// TestMain also is the process that imports until it is killed, and a replica, and stands
+// in for OpenBao.
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "-replica" {
+		if err := runReplica(context.Background(), os.Getenv("BENCH_POSTGRES"), os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if len(os.Args) == 3 && os.Args[1] == "-import-until-killed" {
 		fmt.Fprintln(os.Stderr, (&bench{dir: os.Args[2]}).importUntilKilled())
 		os.Exit(1)
@@ -418,7 +426,8 @@ func TestParts(t *testing.T) {
 		seen[r.Name] = true
 	}
 	for _, name := range []string{"import/256", "import-keyed/256", "get/1", "get/2", "http-read/64", "http-import/64", "http-list/8",
-		"http-payment/64", "features-sink-webhook/64", "features-all/64", "features-all-loop/1", "openbao-create/64", "postgres-import/64"} {
+		"http-payment/64", "features-sink-webhook/64", "features-all/64", "features-all-loop/1", "openbao-create/64", "postgres-import/64",
+		"partitions-import/64", "replicas-import/3"} {
 		if !seen[name] {
 			t.Errorf("there is no row %s", name)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault/internal/bench/table"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/webhook"
 )
@@ -23,7 +24,8 @@ import (
 type features struct {
 	sink, webhook, network bool
 
-	memory bool // for the records
+	memory bool        // for the records
+	on     store.Store // for the records; nil: one in a folder
 }
 
 var everything = features{sink: true, webhook: true, network: true}
@@ -64,7 +66,10 @@ func (b *bench) newSite(ctx context.Context, name string, with features) (s *sit
 		}
 	}
 	if with.memory {
-		s.vault, err = cardvault.New(ctx, memstore.New(), b.keys, opts)
+		with.on = memstore.New()
+	}
+	if with.on != nil {
+		s.vault, err = cardvault.New(ctx, with.on, b.keys, opts)
 	} else {
 		s.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "site-"+name), b.keys, opts)
 	}

@@ -1,7 +1,7 @@
 // Bench measures the vault against floors: raw bbolt, a bare View and one GCM open, a bare
 // net/http handler, raw pgx, and against OpenBao if its binary is there.
 //
-//	go run -C internal/bench . [-tokens 1000000] [-rounds 5] [-for 700ms] [-out ../../docs/benchmarks] [disk open get list import calls http sinks network webhooks sweep families postgres openbao cost]
+//	go run -C internal/bench . [-tokens 1000000] [-rounds 5] [-for 700ms] [-out ../../docs/benchmarks] [disk open get list import calls http sinks network webhooks forward sweep families tails churn postgres partitions replicas openbao cost]
 //
 // The things compared take turns, and the medians of the rounds count. Absolute figures
 // depend on the machine; the ratios hardly do. Each row is judged by its goal. -out writes
@@ -59,8 +59,11 @@ func (b *bench) parts() []part {
 		{name: "disk", run: b.disk}, {name: "open", run: b.opens}, {name: "get", run: b.reads}, {name: "list", run: b.lists},
 		{name: "import", run: b.imports}, {name: "calls", run: b.calls}, {name: "http", run: b.http},
 		{name: "sinks", run: b.sinks}, {name: "network", run: b.network}, {name: "webhooks", run: b.webhooks},
+		{name: "forward", run: b.forwards, noVault: true},
 		{name: "sweep", run: b.sweep}, {name: "families", run: b.families},
-		{name: "postgres", run: b.postgreSQL, noVault: true}, {name: "openbao", run: b.peers},
+		{name: "tails", run: b.tails, noVault: true}, {name: "churn", run: b.churn, noVault: true},
+		{name: "postgres", run: b.postgreSQL, noVault: true}, {name: "partitions", run: b.partitions, noVault: true},
+		{name: "replicas", run: b.replicas, noVault: true}, {name: "openbao", run: b.peers},
 		{name: "cost", run: b.costs, asked: true},
 	}
 }
@@ -77,6 +80,7 @@ func main() {
 	out := flag.String("out", "", "`folder` for the table as JSON and plots")
 	gate := flag.Bool("gate", false, "compare costs with testdata/gate.json")
 	update := flag.Bool("update", false, "with -gate: write testdata/gate.json")
+	replica := flag.String("replica", "", "used by replicas: make calls, import or get, on the database in BENCH_POSTGRES")
 	child := flag.String("import-until-killed", "", "used by open: import into the vault in this `directory`")
 	flag.Parse()
 	b.table.Span = b.span.String()
@@ -86,6 +90,8 @@ func main() {
 	case *child != "":
 		b.dir = *child
 		err = b.importUntilKilled()
+	case *replica != "":
+		err = runReplica(context.Background(), b.postgres, *replica)
 	case *gate:
 		err = b.inFolder(func(ctx context.Context) error { return b.gate(ctx, "testdata/gate.json", *update) })
 	default:

@@ -36,21 +36,13 @@ type postgres struct {
 func (b *bench) postgreSQL(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
-	url := b.postgres
-	if url == "" {
-		// As it is installed, durable.
-		server, err := realtest.StartPostgreSQL(&realtest.PostgreSQLOptions{Settings: map[string]string{
-			"shared_buffers": "1GB", "max_wal_size": "8GB",
-		}})
-		if realtest.Missing(err) {
-			b.notRun(err.Error(), "pgstore", "raw pgx", nil, "postgres-import/1", "postgres-import/64", "postgres-get/64", "postgres-list")
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		open.later(server.Close)
-		url = server.URL("postgres")
+	url, err := b.server(&open)
+	if realtest.Missing(err) {
+		b.notRun(err.Error(), "pgstore", "raw pgx", nil, "postgres-import/1", "postgres-import/64", "postgres-get/64", "postgres-list")
+		return nil
+	}
+	if err != nil {
+		return err
 	}
 
 	p := &postgres{bench: b}
@@ -65,17 +57,28 @@ func (b *bench) postgreSQL(ctx context.Context) (err error) {
 	return nil
 }
 
-// open makes both schemas, and a vault.
-func (p *postgres) open(ctx context.Context, url string, open *closers) error {
-	config, err := pgxpool.ParseConfig(url)
+// server returns the URL of a database, on a server of its own unless one is given.
+func (b *bench) server(open *closers) (url string, err error) {
+	if b.postgres != "" {
+		return b.postgres, nil
+	}
+
+	// As it is installed, durable.
+	server, err := realtest.StartPostgreSQL(&realtest.PostgreSQLOptions{Settings: map[string]string{
+		"shared_buffers": "1GB", "max_wal_size": "8GB", "max_connections": "300",
+	}})
 	if err != nil {
+		return "", err
+	}
+	open.later(server.Close)
+	return server.URL("postgres"), nil
+}
+
+// open makes both schemas, and a vault.
+func (p *postgres) open(ctx context.Context, url string, open *closers) (err error) {
+	if p.pool, err = pooled(ctx, url, open); err != nil {
 		return err
 	}
-	config.MaxConns = 66
-	if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-		return err
-	}
-	open.later(func() error { p.pool.Close(); return nil })
 
 	drop := func() error {
 		_, err := p.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; DROP SCHEMA IF EXISTS "+schema+"_raw CASCADE")

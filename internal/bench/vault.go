@@ -63,9 +63,14 @@ func luhn(d []byte) byte {
 // bulk is for cards that were not guessed.
 var bulk = &cardvault.ImportOptions{Bulk: true}
 
-func (b *bench) open(ctx context.Context) (err error) {
+// loadKeys reads the keys of all vaults, or makes them.
+func (b *bench) loadKeys() (err error) {
 	b.keys, err = cardvault.KeyFile(filepath.Join(b.dir, "keys", "vault.key"), nil)
-	if err != nil {
+	return err
+}
+
+func (b *bench) open(ctx context.Context) (err error) {
+	if err := b.loadKeys(); err != nil {
 		return err
 	}
 	b.vault, err = cardvault.Open(ctx, filepath.Join(b.dir, "vault"), b.keys, &cardvault.Options{

@@ -14,7 +14,7 @@ import (
 )
 
 // Promptness limits how long a call outlasts its context, on a busy machine.
-const Promptness = 2 * time.Second
+const Promptness = 15 * time.Second
 
 // A Rule is a sentence of a contract and a check that fails where it is broken.
 type Rule[S any] struct {

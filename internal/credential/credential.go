@@ -6,13 +6,17 @@
 //	{"network_token":{"token":"4895…","expiry_year":2030,"expiry_month":12},
 //	 "cryptogram":"AgAAAABB6qqnJd0oAmbuXgu8AAAA=","eci":"07"}
 //
-// in which eci is null if none was assigned. Key wrapping by AES-GCM takes an IV of the
-// caller's, which FIPS 140-3 does not know.
+// in which eci is null if none was assigned, and cryptogram if the merchant initiates the
+// payment. Key wrapping by AES-GCM takes an IV of the caller's, which FIPS 140-3 does not know.
 package credential
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/fips140"
+	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"strconv"
@@ -38,7 +42,7 @@ type Credential struct {
 }
 
 // New returns a Credential without an ECI. It does not copy the digits of the
-// network token, nor the cryptogram, which has printable ASCII characters.
+// network token, nor the cryptogram, which has printable ASCII characters or is empty.
 func New(number []byte, month, year int, cryptogram []byte) *Credential {
 	return &Credential{
 		Month:      month,
@@ -51,7 +55,7 @@ func New(number []byte, month, year int, cryptogram []byte) *Credential {
 // Number returns the digits of the network token, which are the Credential's own.
 func (c *Credential) Number() []byte { return c.number() }
 
-// Cryptogram returns the cryptogram, which is the Credential's own.
+// Cryptogram returns the cryptogram, which is the Credential's own: empty if it has none.
 func (c *Credential) Cryptogram() []byte { return c.cryptogram() }
 
 // Wipe overwrites number and cryptogram with zeros.
@@ -60,26 +64,68 @@ func (c *Credential) Wipe() {
 	clear(c.Cryptogram())
 }
 
-// Seal returns c encrypted under the text of a secret, which has an id.
+// Seal returns c encrypted under the text of a secret, which has an id of printable ASCII
+// characters. go-jose would make five times as much work of it.
 func (c *Credential) Seal(secret []byte, id string) (jwe string, err error) {
-	key := sha256.Sum256(secret)
-	defer clear(key[:])
 	plain := c.encode()
 	defer clear(plain)
+	var key, content [sha256.Size]byte
+	defer clear(content[:])
+	defer clear(key[:])
+	key = sha256.Sum256(secret)
+
+	// Nonces of the key and of the content. None of these reads fails.
+	var wrapping, nonce [nonceSize]byte
+	for _, random := range [][]byte{content[:], wrapping[:], nonce[:]} {
+		_, _ = rand.Read(random)
+	}
 
 	fips140.WithoutEnforcement(func() {
-		to := jose.Recipient{Algorithm: jose.A256GCMKW, Key: key[:], KeyID: id}
-		var e jose.Encrypter
-		if e, err = jose.NewEncrypter(jose.A256GCM, to, nil); err != nil {
+		var wrapper, sealer cipher.AEAD
+		if wrapper, err = newGCM(key[:]); err != nil {
 			return
 		}
-		var sealed *jose.JSONWebEncryption
-		if sealed, err = e.Encrypt(plain); err == nil {
-			jwe, err = sealed.CompactSerialize()
+		if sealer, err = newGCM(content[:]); err != nil {
+			return
 		}
+
+		wrapped := wrapper.Seal(nil, wrapping[:], content[:], nil)
+		wrapped, tag := wrapped[:len(content)], wrapped[len(content):]
+		b := make([]byte, 0, 1024)
+		b = appendBase64(b, header(id, wrapping[:], tag))
+		sealed := sealer.Seal(nil, nonce[:], plain, b)
+		sealed, tag = sealed[:len(plain)], sealed[len(plain):]
+		for _, part := range [][]byte{wrapped, nonce[:], sealed, tag} {
+			b = appendBase64(append(b, '.'), part)
+		}
+		jwe = string(b)
 	})
 	return jwe, err
 }
+
+const nonceSize = 12
+
+func newGCM(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// header returns the protected header, with the nonce and tag of the wrapped key.
+func header(id string, nonce, tag []byte) []byte {
+	b := make([]byte, 0, 256)
+	b = append(b, `{"alg":"A256GCMKW","enc":"A256GCM","iv":"`...)
+	b = appendBase64(b, nonce)
+	b = append(b, `","kid":`...)
+	b = appendText(b, []byte(id))
+	b = append(b, `,"tag":"`...)
+	b = appendBase64(b, tag)
+	return append(b, `"}`...)
+}
+
+func appendBase64(b, data []byte) []byte { return base64.RawURLEncoding.AppendEncode(b, data) }
 
 // encode returns the JSON text of c.
 func (c *Credential) encode() []byte {
@@ -92,21 +138,26 @@ func (c *Credential) encode() []byte {
 	b = append(b, `,"expiry_month":`...)
 	b = strconv.AppendInt(b, int64(c.Month), 10)
 
-	b = append(b, `},"cryptogram":"`...)
-	for _, char := range c.Cryptogram() {
+	b = append(b, `},"cryptogram":`...)
+	b = appendText(b, c.Cryptogram())
+	b = append(b, `,"eci":`...)
+	b = appendText(b, []byte(c.ECI))
+	return append(b, '}')
+}
+
+// appendText appends printable ASCII text in JSON, or null for an empty one.
+func appendText(b, value []byte) []byte {
+	if len(value) == 0 {
+		return append(b, `null`...)
+	}
+	b = append(b, '"')
+	for _, char := range value {
 		if char == '"' || char == '\\' {
 			b = append(b, '\\')
 		}
 		b = append(b, char)
 	}
-
-	b = append(b, `","eci":`...)
-	if c.ECI == "" {
-		return append(b, `null}`...)
-	}
-	b = append(b, '"')
-	b = append(b, c.ECI...)
-	return append(b, `"}`...)
+	return append(b, '"')
 }
 
 // Open returns the plaintext of a JWE that was sealed under one of the secrets. The caller
@@ -144,13 +195,18 @@ func parse(plain []byte) (*Credential, error) {
 			Year   int  `json:"expiry_year"`
 			Month  int  `json:"expiry_month"`
 		} `json:"network_token"`
-		Cryptogram text    `json:"cryptogram"`
+		Cryptogram *text   `json:"cryptogram"`
 		ECI        *string `json:"eci"`
 	}
 
+	p.Cryptogram = new(text) // it is empty still if the member is missing
 	err := json.Unmarshal(plain, &p)
-	c := New(p.Token.Number, p.Token.Month, p.Token.Year, p.Cryptogram)
-	if err != nil || len(c.Number()) == 0 || !allDigits(c.Number()) || len(c.Cryptogram()) == 0 {
+	none := p.Cryptogram == nil // null
+	if none {
+		p.Cryptogram = new(text)
+	}
+	c := New(p.Token.Number, p.Token.Month, p.Token.Year, *p.Cryptogram)
+	if err != nil || len(c.Number()) == 0 || !allDigits(c.Number()) || len(c.Cryptogram()) == 0 && !none {
 		c.Wipe()
 		return nil, ErrOpen
 	}

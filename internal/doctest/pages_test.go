@@ -1,7 +1,9 @@
 package doctest
 
 import (
+	"bytes"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -83,5 +85,22 @@ func TestInstalled(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestMerged: no file has a line that marks a conflict of a merge.
+func TestMerged(t *testing.T) {
+	marks := regexp.MustCompile(`(?m)^(<{7}|\|{7}|={7}|>{7})( |\r?$)`)
+	for file := range tree(t) {
+		if strings.HasSuffix(file, "/") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := marks.FindIndex(text); at != nil {
+			t.Errorf("%s:%d marks a conflict", file, 1+bytes.Count(text[:at[0]], []byte("\n")))
+		}
 	}
 }

@@ -56,6 +56,7 @@ func names[T ~uint8, P interface {
 func TestNames(t *testing.T) {
 	names(t, cardvault.Live, cardvault.Sandbox, func(m cardvault.Mode) enumeration { return m })
 	names(t, cardvault.StatusActive, cardvault.StatusInvalid, func(s cardvault.Status) enumeration { return s })
+	names(t, cardvault.InitiatorCustomer, cardvault.InitiatorMerchant, func(i cardvault.Initiator) enumeration { return i })
 	names(t, cardvault.SessionOpen, cardvault.SessionFailed, func(s cardvault.SessionState) enumeration { return s })
 	names(t, cardvault.DeliveryPending, cardvault.DeliveryFailed, func(s cardvault.DeliveryStatus) enumeration { return s })
 	names(t, card.VISA, card.UnionPay, func(s card.Scheme) enumeration { return s })

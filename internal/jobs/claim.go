@@ -293,7 +293,7 @@ func (e *Engine) write(ctx context.Context, due []*Job) (claimed []*Job, wrote i
 			case verdict == Leave:
 				continue
 			case verdict == Drop:
-				tx.Delete(j.Record.Kind, j.Record.ID)
+				ledger.Delete(tx, j.Record)
 			default:
 				tx.Put(j.Record)
 				claimed = append(claimed, j)
@@ -369,7 +369,7 @@ func (e *Engine) giveWay() {
 
 // Finish deletes the record of a job that is done.
 func (e *Engine) Finish(ctx context.Context, r *store.Record) error {
-	return e.change(ctx, r, func(tx store.Tx) { tx.Delete(r.Kind, r.ID) })
+	return e.change(ctx, r, func(tx store.Tx) { ledger.Delete(tx, r) })
 }
 
 // Again stores how far a job came. It is due again at r.Due.

@@ -25,14 +25,15 @@ import (
 type checkedStore struct {
 	store.Store
 	mistrust  func(answer string) // called for an answer that cannot be right
-	conflicts atomic.Int64        // in a row
+	homes     map[store.Kind]Home
+	conflicts atomic.Int64 // in a row
 }
 
 const manyConflicts = 100
 
-func (s *checkedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
+func (s *checkedStore) View(ctx context.Context, account uuid.UUID, fn func(store.ReadTx) error) error {
 	c := checkedCalls.Get().(*checkedCall)
-	c.tx.s, c.reads = s, fn
+	c.tx.s, c.tx.account, c.reads = s, account, fn
 	return c.end(s.Store.View(ctx, c.view))
 }
 
@@ -50,11 +51,12 @@ type checkedCall struct {
 var checkedCalls = sync.Pool{New: func() any {
 	c := new(checkedCall)
 	c.view = func(tx store.ReadTx) error {
-		c.tx.tx = tx
+		c.tx.begin(tx)
 		return c.reads(&c.tx.checkedReadTx)
 	}
 	c.update = func(tx store.Tx) error {
-		c.tx.tx, c.tx.writes = tx, tx
+		c.tx.begin(tx)
+		c.tx.writes = tx
 		return c.writes(&c.tx)
 	}
 	return c
@@ -73,9 +75,9 @@ func (c *checkedCall) end(err error) error {
 // Update waits for a moment after a conflict when there have been many without a write.
 // Each means that another process was faster, or that a store names wrong versions. So no
 // caller spins, and a caller that retries does so until ctx has ended.
-func (s *checkedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, fn func(store.Tx) error) error {
 	c := checkedCalls.Get().(*checkedCall)
-	c.tx.s, c.writes = s, fn
+	c.tx.s, c.tx.account, c.writes = s, account, fn
 	err := c.end(s.Store.Update(ctx, c.update))
 	if !errors.Is(err, store.ErrConflict) {
 		if s.conflicts.Load() > 0 {
@@ -96,13 +98,68 @@ type checkedTx struct {
 	writes store.Tx
 }
 
-func (tx checkedTx) Put(r *store.Record)                  { tx.writes.Put(r) }
-func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) { tx.writes.Delete(kind, id) }
+func (tx checkedTx) Put(r *store.Record) {
+	if tx.divided != nil && tx.s.homes[r.Kind] != Anywhere {
+		tx.divided.In(r.Account).(store.Tx).Put(r)
+		return
+	}
+	tx.writes.Put(r)
+}
+
+func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) {
+	if tx.divided != nil {
+		tx.at(kind).(store.Tx).Delete(kind, id)
+		return
+	}
+	tx.writes.Delete(kind, id)
+}
+
+// In returns the transaction for records of one account, whatever their kinds.
+func (tx checkedTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided != nil {
+		in := tx.divided.In(account)
+		tx.tx, tx.writes, tx.divided = in, in.(store.Tx), nil
+	}
+	return tx
+}
 
 type checkedReadTx struct {
-	tx store.ReadTx
-	s  *checkedStore
+	tx      store.ReadTx
+	s       *checkedStore
+	account uuid.UUID     // of the call; zero: perhaps of any account
+	divided store.Divided // tx if it is one, else nil
 }
+
+func (tx *checkedReadTx) begin(in store.ReadTx) {
+	tx.tx = in
+	tx.divided, _ = in.(store.Divided)
+}
+
+// In returns the transaction for records of one account, whatever their kinds.
+func (tx checkedReadTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided != nil {
+		tx.tx, tx.divided = tx.divided.In(account), nil
+	}
+	return tx
+}
+
+// at returns the transaction in which to look for a record of a kind. Only here does a
+// store learn which account that is.
+func (tx checkedReadTx) at(kind store.Kind) store.ReadTx {
+	if tx.divided == nil {
+		return tx.tx
+	}
+	switch home := tx.s.homes[kind]; {
+	case home == Nowhere:
+		return tx.divided.In(uuid.Nil)
+	case home == Own && tx.account != uuid.Nil:
+		return tx.divided.In(tx.account)
+	}
+	return tx.tx
+}
+
+var _ store.Divided = checkedReadTx{}
+var _ store.Divided = checkedTx{}
 
 // lie returns the error of an answer that cannot be right.
 func (tx checkedReadTx) lie(what string) error {
@@ -111,7 +168,7 @@ func (tx checkedReadTx) lie(what string) error {
 }
 
 func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	r, err := tx.tx.Get(kind, id)
+	r, err := tx.at(kind).Get(kind, id)
 	if err == nil && (r == nil || r.Kind != kind || r.ID != id) {
 		return nil, tx.lie("another record than requested")
 	}

@@ -126,6 +126,17 @@ func (l *Ledger) Made(ctx context.Context, kind store.Kind, most int, rows ...uu
 	return made, nil
 }
 
+// familyTx returns the transaction in which to look for children of a record of a kind.
+func familyTx(tx store.ReadTx, kind store.Kind) store.ReadTx {
+	switch c := tx.(type) {
+	case *checkedReadTx:
+		return checkedReadTx{tx: c.at(kind), s: c.s}
+	case *checkedTx:
+		return checkedReadTx{tx: c.at(kind), s: c.s}
+	}
+	return tx
+}
+
 // FamilyOf returns the keys of at most limit records that belong to a record, and whether
 // there may be more: records that it has made and that are not in made. It leaves out
 // records that cannot be read, and records of a kind that cannot belong to it.
@@ -146,7 +157,7 @@ func (l *Ledger) FamilyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit
 		return keys, unread, nil
 	}
 
-	children, err := tx.Children(row, limit)
+	children, err := familyTx(tx, kind).Children(row, limit)
 	full := len(children) == limit
 	// No vault has made a child of another kind. It stays, and keeps nothing from being erased.
 	keys = slices.DeleteFunc(children, func(k store.Key) bool { return l.config.Families[k.Kind].Parent != kind })

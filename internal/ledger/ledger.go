@@ -29,6 +29,25 @@ const (
 	KindAccount store.Kind = 2 // belongs to no account itself
 )
 
+// A Home says of which account the records of a kind are. A store that keeps accounts apart
+// looks at one for them: see [store.Divided].
+type Home uint8
+
+const (
+	// Anywhere: of any account, also in a call inside another. An id is unique in the vault.
+	Anywhere Home = iota
+
+	// Own: of the account in which a call reads or deletes them. Two accounts never have the
+	// same id.
+	Own
+
+	// Mixed is Own for what is put. Calls inside an account may read records of none.
+	Mixed
+
+	// Nowhere: of no account.
+	Nowhere
+)
+
 // A Config says what a Ledger works with. All fields except Names are needed.
 type Config struct {
 	Store     store.Store
@@ -39,6 +58,7 @@ type Config struct {
 	ModeName func(uint8) string
 
 	Families Families
+	Homes    map[store.Kind]Home
 	Names    map[store.Kind]Name // for errors; a kind that is missing is named by its number
 	Log      *slog.Logger
 
@@ -68,7 +88,7 @@ type Ledger struct {
 func New(c Config) *Ledger {
 	return &Ledger{
 		config:     c,
-		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust},
+		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust, homes: c.Homes},
 		unwrapping: unwrapping{turn: make(chan struct{}, 1)},
 	}
 }

@@ -18,7 +18,15 @@ func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if l.closed.Load() {
 		return ErrClosed
 	}
-	return l.outcome(l.store.View(ctx, fn))
+	return l.outcome(l.store.View(ctx, uuid.Nil, fn))
+}
+
+// View is View of a Ledger for records of the account: see [Own].
+func (a Account) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	if a.closed.Load() {
+		return ErrClosed
+	}
+	return a.outcome(a.store.View(ctx, a.ID, fn))
 }
 
 // Get returns the record of an id, unless it has lapsed.
@@ -118,11 +126,28 @@ func (l *Ledger) Siblings(ctx context.Context, q *store.Query) (list *store.List
 
 // Same reports whether a record is as it was read.
 func Same(tx store.ReadTx, r *store.Record) (bool, error) {
-	is, err := tx.Get(r.Kind, r.ID)
+	is, err := Again(tx, r)
 	if errors.Is(err, store.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil && is.Version == r.Version, err
+}
+
+// Again reads a record once more.
+func Again(tx store.ReadTx, r *store.Record) (*store.Record, error) {
+	return where(tx, r).Get(r.Kind, r.ID)
+}
+
+// Delete deletes a record that was read, whatever its account.
+func Delete(tx store.Tx, r *store.Record) {
+	where(tx, r).(store.Tx).Delete(r.Kind, r.ID)
+}
+
+func where(tx store.ReadTx, r *store.Record) store.ReadTx {
+	if d, ok := tx.(store.Divided); ok {
+		return d.In(r.Account)
+	}
+	return tx
 }
 
 // SealShown seals the shown part of a record.

@@ -49,7 +49,7 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 		return err
 	}
 	defer a.gate.leave()
-	return a.outcome(a.store.Update(ctx, fn))
+	return a.outcome(a.store.Update(ctx, a.ID, fn))
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of.
@@ -96,4 +96,23 @@ func Retry[T any](ctx context.Context, fn func() (T, error)) (T, error) {
 // again reports whether a caller looks again after an error.
 func again(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, ErrAgain)
+}
+
+// PutNext writes the next versions of records, or returns ErrAgain if one of them has changed
+// since it was read.
+func PutNext(tx store.Tx, records ...*store.Record) error {
+	for _, r := range records {
+		is, err := Again(tx, r)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			is = new(store.Record)
+		case err != nil:
+			return err
+		}
+		if is.Version+1 != r.Version {
+			return ErrAgain
+		}
+		tx.Put(r)
+	}
+	return nil
 }

@@ -44,7 +44,7 @@ func (s *shift) erase(ctx context.Context, p *pending) (ok bool, err error) {
 				return err
 			}
 			if e.erased {
-				tx.Delete(KindDelivery, e.rec.ID)
+				ledger.Delete(tx, e.rec)
 			}
 		}
 		return nil

@@ -126,7 +126,7 @@ func (p *Parcel) Put(tx store.Tx) error {
 	}
 
 	if p.while != nil {
-		switch _, err := tx.Get(KindDelivery, p.while.ID); {
+		switch _, err := ledger.Again(tx, p.while); {
 		case errors.Is(err, store.ErrNotFound):
 			return store.ErrConflict
 		case err != nil:

@@ -128,7 +128,7 @@ func (o *Outbox) writeRipe(ctx context.Context, ready, over []*store.Record) (wr
 				return err
 			}
 			if ok {
-				tx.Delete(KindDelivery, r.ID)
+				ledger.Delete(tx, r)
 				wrote++
 			}
 		}
@@ -230,7 +230,7 @@ func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 			case err != nil:
 				return err
 			case !needed:
-				tx.Delete(KindPast, r.ID)
+				ledger.Delete(tx, r)
 			default:
 				later := *r // only the part is sealed that binds no time
 				later.Version++

@@ -72,7 +72,7 @@ func (s *shift) drop(ctx context.Context, p *pending) error {
 				return err
 			}
 			if ok {
-				tx.Delete(KindDelivery, r.ID)
+				ledger.Delete(tx, r)
 			}
 		}
 		return nil
@@ -131,7 +131,7 @@ func (s *shift) settle(ctx context.Context, p *pending, is Delivery) (freed []*p
 				return err
 			}
 			if is.Class == 0 {
-				tx.Delete(KindDelivery, next.ID)
+				ledger.Delete(tx, &next)
 			} else {
 				tx.Put(&next)
 			}

@@ -16,6 +16,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 
 	"github.com/cardvault/cardvault/internal/erase"
@@ -54,6 +55,11 @@ type Keys struct {
 	rows   ledger.Account // of the whole vault
 	known  known
 	making making
+
+	// turns has a place for each payload that is being decrypted. An RSA decryption takes a
+	// processor for a millisecond: without a bound, shoppers who come together keep out all
+	// other calls, and the goroutine that commits what they have entered.
+	turns chan struct{}
 }
 
 // New returns the Keys of a vault. It reads nothing.
@@ -63,6 +69,7 @@ func New(c Config) *Keys {
 		rows:   c.Ledger.In(uuid.Nil),
 		known:  known{byID: map[string]*Key{}},
 		making: making{turn: make(chan struct{}, 1)},
+		turns:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1)),
 	}
 }
 
@@ -78,7 +85,8 @@ type Session struct {
 // use in this session is noted already.
 //
 // Errors: ErrTooLong, ErrUnbound; ErrUndecryptable, also for a payload that was used in
-// another session; errors of the ledger.
+// another session; errors of the ledger; the error of ctx, which may end while other
+// payloads are decrypted.
 func (k *Keys) Open(ctx context.Context, s Session, payload []byte) (plain []byte, used []*store.Record, err error) {
 	if len(payload) > MaxSize {
 		return nil, nil, ErrTooLong
@@ -97,6 +105,25 @@ func (k *Keys) Open(ctx context.Context, s Session, payload []byte) (plain []byt
 	}
 	var d decryption
 	defer func() { clear(d.contentKey) }()
+	if plain, err = k.decrypt(ctx, &d, keys, payload); err != nil {
+		return nil, nil, err
+	}
+
+	if used, err = k.use(ctx, s.Row, &d); err != nil {
+		clear(plain)
+		return nil, nil, err
+	}
+	return plain, used, nil
+}
+
+// decrypt decrypts a payload with the first key that fits, which d has then.
+func (k *Keys) decrypt(ctx context.Context, d *decryption, keys []*Key, payload []byte) (plain []byte, err error) {
+	select {
+	case k.turns <- struct{}{}:
+		defer func() { <-k.turns }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 
 	// go-jose takes an IV from outside, as every receiver does, which FIPS 140-3 does not know.
 	fips140.WithoutEnforcement(func() {
@@ -109,22 +136,17 @@ func (k *Keys) Open(ctx context.Context, s Session, payload []byte) (plain []byt
 		err = ErrUndecryptable
 		for _, key := range keys {
 			clear(d.contentKey)
-			d = decryption{key: key}
-			erase.Do(func() { plain, err = jwe.Decrypt(&d) })
+			*d = decryption{key: key}
+			erase.Do(func() { plain, err = jwe.Decrypt(d) })
 			if err == nil {
 				return
 			}
 		}
 	})
 	if err != nil {
-		return nil, nil, ErrUndecryptable
+		return nil, ErrUndecryptable
 	}
-
-	if used, err = k.use(ctx, s.Row, &d); err != nil {
-		clear(plain)
-		return nil, nil, err
-	}
-	return plain, used, nil
+	return plain, nil
 }
 
 // toTry returns the keys to try on a payload: the key that its header names, else the keys

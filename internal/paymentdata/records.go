@@ -22,15 +22,21 @@ const (
 // case the quota was higher before.
 const trimmed = 4
 
-// tagJWE is the tag of the JWE in a record that holds nothing else, so that it can be erased
-// on its own.
-const tagJWE = 1
+// Tags of the record of a JWE, which is apart so that it can be erased on its own.
+const (
+	tagJWE = iota + 1
+	tagEdition
+)
 
 // Records keeps the payment data of an account. Each is a child of its token. The JWE has a
 // record of its own with the same row key, which lapses.
 type Records struct {
 	ledger.Account
 	Data, JWEs store.Kind
+
+	// Edition names the card number of the token. A JWE of another edition is not kept any
+	// more: its card was replaced.
+	Edition uint64
 }
 
 // Seal returns the records of payment data of a token: plain, and a JWE that is kept until a
@@ -49,7 +55,8 @@ func (s Records) Seal(token, row uuid.UUID, plain []byte, success bool, jwe stri
 	}
 
 	kept := &store.Record{Kind: s.JWEs, ID: row, Account: s.ID, Parent: token, Due: until, Version: 1}
-	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(tlv.Append(nil, tagJWE, jwe), 64, 0))
+	plain = tlv.AppendUint(tlv.Append(nil, tagJWE, jwe), tagEdition, s.Edition)
+	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(plain, 64, 0))
 }
 
 // Trim makes room for payment data of a token that has as many as most. It erases the
@@ -124,16 +131,40 @@ func (s Records) JWE(ctx context.Context, row uuid.UUID) (string, error) {
 	return s.OpenJWE(ctx, r)
 }
 
-// OpenJWE returns the JWE in a record.
+// OpenJWE returns the JWE in a record, "" if it has another edition.
 func (s Records) OpenJWE(ctx context.Context, rec *store.Record) (jwe string, err error) {
-	r, err := s.Read(ctx, rec)
-	if err != nil {
+	edition := uint64(0)
+	err = s.ReadFields(ctx, rec, func(f *tlv.Fields) {
+		tlv.Text(f, tagJWE, &jwe)
+		tlv.Uint(f, tagEdition, &edition)
+	})
+	if err != nil || edition != s.Edition {
 		return "", err
 	}
-	for r.Next() {
-		if r.Tag == tagJWE {
-			jwe = string(r.Value)
+	return jwe, nil
+}
+
+// LatestJWEs returns the keys of the JWEs of a token's latest payment data. It looks at no more
+// payment data than most.
+func (s Records) LatestJWEs(ctx context.Context, token uuid.UUID, most int) (keys []store.Key, err error) {
+	q := &store.Query{Kind: s.Data, Account: s.ID, Parent: token, Desc: true, Limit: most}
+	q.Classes.Add(succeeded)
+
+	err = s.View(ctx, func(tx store.ReadTx) error {
+		keys = nil
+		latest, err := tx.List(q)
+		if latest == nil {
+			return err
 		}
-	}
-	return jwe, s.Named(rec, ledger.ReadError(r))
+		for _, r := range latest.Records {
+			switch _, err := tx.Get(s.JWEs, r.ID); {
+			case err == nil, ledger.Unreadable(err):
+				keys = append(keys, store.Key{Kind: s.JWEs, ID: r.ID})
+			case !errors.Is(err, store.ErrNotFound):
+				return err
+			}
+		}
+		return nil
+	})
+	return keys, err
 }

@@ -60,12 +60,24 @@ func Cryptogram(c *network.Cryptogram) bool {
 	if c == nil {
 		return false
 	}
-	number, value := hiding.Of(c.Number), hiding.Of(c.Value)
-	return len(number) >= 13 && len(number) <= rule.MaxPAN && iin.Luhn(number) &&
-		isExpiry(c.Expiry) &&
+	value := hiding.Of(c.Value)
+	return Credential(c.Number, c.Expiry) &&
 		len(value) >= 1 && len(value) <= credential.MaxCryptogram &&
 		!slices.ContainsFunc(value, func(b byte) bool { return b < ' ' || b > '~' }) &&
 		(c.ECI == "" || len(c.ECI) == 2 && rule.AllDigits([]byte(c.ECI)))
+}
+
+// Credential reports whether a network token can have this number and expiry.
+func Credential(number card.PAN, expiry card.Expiry) bool {
+	digits := hiding.Of(number)
+	return len(digits) >= 13 && len(digits) <= rule.MaxPAN && iin.Luhn(digits) && isExpiry(expiry)
+}
+
+// AccountReference reports whether text can be a payment account reference. One with as many
+// digits in a row as a card number is none: it is shown in the clear.
+func AccountReference(text string) bool {
+	return len(text) == 29 && !leak.MayHoldPAN(text) &&
+		!strings.ContainsFunc(text, func(c rune) bool { return (c < 'A' || c > 'Z') && (c < '0' || c > '9') })
 }
 
 func isExpiry(e card.Expiry) bool {

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -195,4 +196,43 @@ func (c *Call) storeMistakes(ctx context.Context, key, former *store.Record, n u
 		c.calls.uncounted.Store(err != nil)
 	}
 	return r, err
+}
+
+// AnswersOf returns the keys of the answers that belong to a record and begin with its row key.
+// It looks at no more of the record's children than most. Answers that cannot be read are
+// left out.
+func (c *Calls) AnswersOf(ctx context.Context, rows ledger.Account, parent uuid.UUID, most int) (keys []store.Key, err error) {
+	var answers []*store.Record
+	err = rows.View(ctx, func(tx store.ReadTx) error {
+		answers = nil
+		children, err := tx.Children(parent, most)
+		if err != nil {
+			return err
+		}
+		for _, k := range children {
+			if k.Kind != c.config.Answers {
+				continue
+			}
+			if r, err := tx.Get(k.Kind, k.ID); err == nil {
+				answers = append(answers, r)
+			} else if !errors.Is(err, store.ErrNotFound) && !ledger.Unreadable(err) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	for _, r := range answers {
+		plain, err := rows.OpenShown(ctx, r)
+		switch {
+		case err == nil && bytes.HasPrefix(plain, parent[:]):
+			keys = append(keys, store.Key{Kind: r.Kind, ID: r.ID})
+		case err != nil && !errors.Is(err, ledger.ErrDamaged):
+			return nil, err
+		}
+	}
+	return keys, nil
 }

@@ -281,7 +281,7 @@ func (c *Call) PutKey(tx store.Tx) error {
 // putKey writes the key unless another call was faster. Lapsed records under the same key
 // make room.
 func (c *Call) putKey(tx store.Tx) error {
-	r, err := tx.Get(c.key.Kind, c.key.ID)
+	r, err := ledger.Again(tx, &c.key) // the transaction may be of another account
 	none := errors.Is(err, store.ErrNotFound)
 	if err != nil && !none {
 		return err
@@ -290,8 +290,8 @@ func (c *Call) putKey(tx store.Tx) error {
 	lapsed := !none && !r.Due.After(c.at)
 	switch {
 	case c.held == 0 && (none || lapsed && c.lapsed > 0 && r.Version == c.lapsed):
-		tx.Delete(c.key.Kind, c.key.ID)
-		tx.Delete(c.result.Kind, c.result.ID)
+		ledger.Delete(tx, &c.key)
+		ledger.Delete(tx, &c.result)
 	case none || lapsed || r.Version != c.held:
 		return ErrRepeated
 	}

@@ -145,13 +145,16 @@ func Slug(slug string) *Broken {
 }
 
 // Key is the rule of an idempotency key.
-func Key(key string) *Broken {
-	ok := len(key) >= 1 && len(key) <= MaxText
-	for _, c := range []byte(key) {
+func Key(key string) *Broken { return ASCII(key, MaxText) }
+
+// ASCII is the rule of an id that another system has given: 1 to most characters.
+func ASCII(id string, most int) *Broken {
+	ok := len(id) >= 1 && len(id) <= most
+	for _, c := range []byte(id) {
 		ok = ok && c >= ' ' && c <= '~'
 	}
 	if !ok {
-		return &Broken{invalid.Format, "must be 1 to 255 printable ASCII characters"}
+		return &Broken{invalid.Format, fmt.Sprintf("must be 1 to %d printable ASCII characters", most)}
 	}
 	return nil
 }

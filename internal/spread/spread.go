@@ -12,9 +12,8 @@ import (
 // A Spread is a notice with how far it has come. It goes through all network tokens of the
 // vault in the order of their row keys, because an index by hash has no places to go on from.
 type Spread struct {
-	Notice  network.Notice
-	Network string
-	From    uuid.UUID // row key of the last network token that was looked at
+	Notice network.Notice // its Token names the network
+	From   uuid.UUID      // row key of the last network token that was looked at
 }
 
 const (
@@ -37,7 +36,7 @@ const (
 
 func (s *Spread) fields(f *tlv.Fields) {
 	n := &s.Notice
-	tlv.Text(f, tagNetwork, &s.Network)
+	tlv.Text(f, tagNetwork, &n.Token.Network)
 	f.Array(tagFrom, s.From[:])
 
 	tlv.Text(f, tagToken, &n.Token.ID)

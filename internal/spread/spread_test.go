@@ -18,8 +18,8 @@ func TestGolden(t *testing.T) {
 		network.OwnerScheme:     "01016e021000000000000000000000000000000000030174050103060101070101",
 		network.OwnerCardholder: "01016e021000000000000000000000000000000000030174050103060101070102",
 	} {
-		s := &spread.Spread{Network: "n", Notice: network.Notice{
-			Kind: network.NoticeSuspended, By: by, OccurredAt: time.UnixMicro(1).UTC(), Token: network.Ref{ID: "t"},
+		s := &spread.Spread{Notice: network.Notice{
+			Kind: network.NoticeSuspended, By: by, OccurredAt: time.UnixMicro(1).UTC(), Token: network.Ref{Network: "n", ID: "t"},
 		}}
 		if got := strings.TrimRight(hex.EncodeToString(s.Encode()), "0"); got != strings.TrimRight(golden, "0") {
 			t.Errorf("%v: %s, want %s", by, got, golden)

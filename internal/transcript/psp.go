@@ -1,13 +1,16 @@
 package transcript
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/forward"
@@ -37,6 +40,7 @@ func answerPSP(w http.ResponseWriter, r *http.Request) {
 	}
 	h := w.Header()
 	h["Date"] = nil
+
 	switch _, path, _ := strings.Cut(r.URL.Path[1:], "/"); path {
 	case "charges":
 		charge(w, r, body)
@@ -55,6 +59,15 @@ func answerPSP(w http.ResponseWriter, r *http.Request) {
 	case "large":
 		h.Set("Content-Type", "text/plain")
 		_, _ = w.Write(make([]byte, 1<<20+1)) // likewise
+	case "compressed":
+		h.Set("Content-Type", "text/plain")
+		h.Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		_, _ = z.Write(body) // likewise
+		_ = z.Close()
+	case "encoded":
+		h.Set("Content-Encoding", "br")
+		_, _ = w.Write(body) // likewise
 	case "moved":
 		h.Set("Location", "https://elsewhere.example/")
 		w.WriteHeader(http.StatusTemporaryRedirect)
@@ -110,6 +123,24 @@ func credential(_ context.Context, _ uuid.UUID, name string) (forward.Credential
 	return forward.NewCredential([]byte("sk_of_the_operator")), nil
 }
 
+// Providers in memory, where time passes: one takes requests and does not answer, the other
+// does not take connections.
+const silent, deaf = "http://127.0.0.2", "http://127.0.0.3"
+
+// dial connects to the provider, or to one that is silent or deaf.
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
+	switch "http://" + strings.TrimSuffix(address, ":80") {
+	case silent:
+		near, far := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, far) }() // until near is closed
+		return near, nil
+	case deaf:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return new(net.Dialer).DialContext(ctx, network, address)
+}
+
 // forwarder returns a forwarder to the provider, whose connections end with the test.
 func (p *psp) forwarder(t *testing.T, v *cardvault.Vault, other uuid.UUID) *forward.Forwarder {
 	t.Helper()
@@ -118,7 +149,9 @@ func (p *psp) forwarder(t *testing.T, v *cardvault.Vault, other uuid.UUID) *forw
 		{Name: "reader", URL: p.URL + "/v1/empty", Methods: []string{"GET"}},
 		{Name: "others", URL: p.URL + "/others/", Accounts: []uuid.UUID{other}},
 		{Name: "gone", URL: p.gone + "/v1/"},
-	}, &forward.Options{AllowLoopback: true})
+		{Name: "silent", URL: silent + "/v1/", Timeout: time.Second},
+		{Name: "deaf", URL: deaf + "/v1/", Timeout: time.Second},
+	}, &forward.Options{AllowLoopback: true, Dial: dial})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func newWorld(t *testing.T, s *Setup, provider *psp) *world {
 	}
 
 	w.values["foreign"] = foreign.ID.String() // a token of another account
-	w.values["psp"], w.values["gone"] = provider.URL, provider.gone
+	w.values["psp"], w.values["gone"], w.values["silent"], w.values["deaf"] = provider.URL, provider.gone, silent, deaf
 	account, err := other.Account(t.Context())
 	if err != nil {
 		t.Fatal(err)

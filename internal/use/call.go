@@ -21,11 +21,12 @@ import (
 const MaxAnswer = 56 << 10
 
 // patience bounds the work after a call: erasing the security code and keeping the result.
+// It also bounds the work of the store for a credential.
 const patience = 5 * time.Second
 
-// slack is added to the time in which a call is in progress: for the store, and for clocks
-// that differ between processes.
-const slack = 10 * time.Second
+// slack is added to the time in which a call is in progress: for the store before and after
+// it, and for clocks that differ between processes.
+const slack = 2*patience + 5*time.Second
 
 var (
 	// ErrNoCode is returned for a call that needs a security code which is not kept.
@@ -92,7 +93,8 @@ type Source struct {
 	// Card opens the card of the token, with number and code if they are needed.
 	Card func(ctx context.Context, number, code bool) (*card.Used, error)
 
-	// Credential asks for a credential of the token within Wait. Nil if the call asks for none.
+	// Credential asks another system for a credential of the token, within Wait. Nil if the
+	// call asks for none.
 	Credential func(context.Context) (*receive.Credential, error)
 	Wait       time.Duration
 }
@@ -176,7 +178,7 @@ func (c *Call) send(ctx context.Context, s Source, under *replay.Call, used *car
 	var credential *receive.Credential
 	if s.Credential != nil {
 		var err error
-		if credential, err = s.Credential(ctx); err != nil {
+		if credential, err = s.credential(ctx); err != nil {
 			return nil, err
 		}
 		defer takeBack(credential)
@@ -189,6 +191,14 @@ func (c *Call) send(ctx context.Context, s Source, under *replay.Call, used *car
 		err = errNothing
 	}
 	return sent, mark(err)
+}
+
+// credential calls Credential with a deadline of its own: without the caller's the store could
+// take longer than the claim lasts.
+func (s *Source) credential(ctx context.Context) (*receive.Credential, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Wait+patience)
+	defer cancel()
+	return s.Credential(ctx)
 }
 
 // last returns an error after which the call is not made again.

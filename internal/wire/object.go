@@ -77,12 +77,13 @@ func (o *Object) ID(name string, id uuid.UUID) {
 }
 
 func appendID(b []byte, id uuid.UUID) []byte {
-	b = append(b, '"')
-	b = hex.AppendEncode(b, id[:4])
-	for _, part := range [][]byte{id[4:6], id[6:8], id[8:10], id[10:]} {
-		b = hex.AppendEncode(append(b, '-'), part)
-	}
-	return append(b, '"')
+	text := [...]byte{0: '"', 9: '-', 14: '-', 19: '-', 24: '-', 37: '"'}
+	hex.Encode(text[1:], id[:4])
+	hex.Encode(text[10:], id[4:6])
+	hex.Encode(text[15:], id[6:8])
+	hex.Encode(text[20:], id[8:10])
+	hex.Encode(text[25:], id[10:])
+	return append(b, text[:]...)
 }
 
 // Time appends a time in UTC with microseconds, null if it is zero.

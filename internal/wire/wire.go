@@ -66,7 +66,7 @@ const (
 // A member is a field of a struct, or a field in one of its fields.
 type member struct {
 	name  string
-	begin string // the name as it is written
+	begin string // comma and name, as they are written
 	field int
 	inner int // in the field; -1: the field itself
 	kind  kind
@@ -75,6 +75,7 @@ type member struct {
 	idOf   int    // of a nil pointer: the field that holds the id; -1: none
 	words  [2]string
 	values []string // of an enum
+	texts  []string // of an enum, as they are written
 }
 
 var (
@@ -114,7 +115,7 @@ func membersOf(t reflect.Type) []member {
 	return all
 }
 
-func beginOf(name string) string { return `"` + name + `":` }
+func beginOf(name string) string { return `,"` + name + `":` }
 
 func newMember(t reflect.Type, field int, called, option string) member {
 	m := member{name: called, begin: beginOf(called), field: field, inner: -1, kind: kindOf(t.Field(field).Type), idOf: -1}
@@ -122,7 +123,7 @@ func newMember(t reflect.Type, field int, called, option string) member {
 	case textKind, nameKind, idKind, timeKind, hashKind, pointerKind:
 		m.absent = "null"
 	case enumKind:
-		m.values = valuesOf(t.Field(field).Type)
+		m.values, m.texts = valuesOf(t.Field(field).Type)
 	}
 
 	switch no, yes, words := strings.Cut(option, "|"); {
@@ -149,15 +150,19 @@ func newMember(t reflect.Type, field int, called, option string) member {
 // unnamed is the name of numbers that have none: see package enum.
 const unnamed = "unknown"
 
-// valuesOf returns the name of each number of an enum.
-func valuesOf(t reflect.Type) []string {
-	all := make([]string, 256)
+// valuesOf returns the name of each number of an enum, and how it is written.
+func valuesOf(t reflect.Type) (values, texts []string) {
 	v := reflect.New(t).Elem()
-	for n := range all {
+	for n := range 256 {
 		v.SetUint(uint64(n))
-		all[n] = v.Interface().(fmt.Stringer).String()
+		name := v.Interface().(fmt.Stringer).String()
+		text := "null"
+		if name != unnamed {
+			text = string(AppendString(nil, name))
+		}
+		values, texts = append(values, name), append(texts, text)
 	}
-	return all
+	return values, texts
 }
 
 // leftOut is the absent of a member that is left out.
@@ -197,17 +202,17 @@ func kindOf(t reflect.Type) kind {
 }
 
 // Append appends the object of the struct that v points to.
-func Append(b []byte, v any) []byte { return appendStruct(b, reflect.ValueOf(v).Elem()) }
+func Append(b []byte, v any) []byte {
+	s := reflect.ValueOf(v).Elem()
+	return appendStruct(b, s, membersOf(s.Type()))
+}
 
-func appendStruct(b []byte, v reflect.Value) []byte {
-	o := Object{b}
-	o.Open()
-	all := membersOf(v.Type())
+func appendStruct(b []byte, v reflect.Value, all []member) []byte {
+	b = append(b, '{')
 	for i := range all {
-		all[i].append(&o, v)
+		b = all[i].append(b, v)
 	}
-	o.Close()
-	return o.B
+	return append(b, '}')
 }
 
 // of returns the field of a struct that is the member.
@@ -219,46 +224,51 @@ func (m *member) of(v reflect.Value) reflect.Value {
 	return f
 }
 
-func (m *member) append(o *Object, v reflect.Value) {
+// open appends the beginning of the member.
+func (m *member) open(b []byte) []byte {
+	if b[len(b)-1] == '{' {
+		return append(b, m.begin[len(","):]...)
+	}
+	return append(b, m.begin...)
+}
+
+// append appends the member of a struct. It returns b, and takes no pointer to it: that would
+// cost more than the member.
+func (m *member) append(b []byte, v reflect.Value) []byte {
 	f := m.of(v)
 	if m.absent != "" && m.isAbsent(f) {
-		m.appendAbsent(o, v)
-		return
+		return m.appendAbsent(b, v)
 	}
 
-	o.next(m.begin)
+	b = m.open(b)
 	switch m.kind {
 	case textKind:
-		o.B = AppendString(o.B, f.String())
+		return AppendString(b, f.String())
 	case nameKind:
-		o.B = AppendString(o.B, hiding.Of(f.Addr().Interface().(*card.Name)))
+		return AppendString(b, hiding.Of(as[card.Name](f)))
 	case idKind:
-		o.B = appendID(o.B, uuid.UUID(f.Bytes()))
+		return appendID(b, uuid.UUID(f.Bytes()))
 	case timeKind:
-		o.B = appendTime(o.B, *f.Addr().Interface().(*time.Time))
+		return appendTime(b, as[time.Time](f))
 	case enumKind:
-		if m.values[f.Uint()] == unnamed {
-			o.B = append(o.B, "null"...)
-			return
-		}
-		o.B = AppendString(o.B, m.values[f.Uint()])
+		return append(b, m.texts[f.Uint()]...)
 	case intKind:
-		o.B = strconv.AppendInt(o.B, f.Int(), 10)
+		return strconv.AppendInt(b, f.Int(), 10)
 	case uintKind:
-		o.B = strconv.AppendUint(o.B, f.Uint(), 10)
+		return strconv.AppendUint(b, f.Uint(), 10)
 	case boolKind:
-		o.B = m.appendFlag(o.B, f.Bool())
+		return m.appendFlag(b, f.Bool())
 	case hashKind:
-		o.B = append(o.B, '"')
-		o.B = hex.AppendEncode(o.B, f.Bytes())
-		o.B = append(o.B, '"')
+		return append(hex.AppendEncode(append(b, '"'), f.Bytes()), '"')
 	case pointerKind:
-		o.B = appendStruct(o.B, f.Elem())
+		f = f.Elem()
+		return appendStruct(b, f, membersOf(f.Type()))
 	case structKind:
-		o.B = appendStruct(o.B, f)
+		return appendStruct(b, f, membersOf(f.Type()))
 	case listKind:
-		o.B = appendList(o.B, f)
+		return appendList(b, f)
 	}
+	panic("wire: member of an unknown kind")
 }
 
 // isAbsent reports whether f is what a member that can be absent is then.
@@ -266,27 +276,35 @@ func (m *member) isAbsent(f reflect.Value) bool {
 	switch m.kind {
 	case textKind, listKind:
 		return f.Len() == 0
+	case pointerKind:
+		return f.IsNil()
 	case nameKind:
-		return f.Addr().Interface().(*card.Name).IsZero()
+		return as[card.Name](f).IsZero()
 	case timeKind:
-		return f.Addr().Interface().(*time.Time).IsZero()
+		return as[time.Time](f).IsZero()
 	}
 	return f.IsZero()
 }
 
-func (m *member) appendAbsent(o *Object, v reflect.Value) {
-	switch {
-	case m.absent == leftOut:
-		return
-	case m.idOf >= 0 && !v.Field(m.idOf).IsZero():
-		o.next(m.begin)
-		o.Open()
-		o.ID("id", *v.Field(m.idOf).Addr().Interface().(*uuid.UUID))
-		o.Close()
-	default:
-		o.next(m.begin)
-		o.B = append(o.B, m.absent...)
+// as returns a field of type T. Unlike Interface it allocates nothing.
+func as[T any](f reflect.Value) T {
+	v, _ := reflect.TypeAssert[T](f)
+	return v
+}
+
+func (m *member) appendAbsent(b []byte, v reflect.Value) []byte {
+	if m.absent == leftOut {
+		return b
 	}
+	b = m.open(b)
+	if m.idOf < 0 || v.Field(m.idOf).IsZero() {
+		return append(b, m.absent...)
+	}
+	o := Object{b}
+	o.Open()
+	o.ID("id", uuid.UUID(v.Field(m.idOf).Bytes()))
+	o.Close()
+	return o.B
 }
 
 func (m *member) appendFlag(b []byte, is bool) []byte {
@@ -301,26 +319,37 @@ func (m *member) appendFlag(b []byte, is bool) []byte {
 
 // appendList appends a list of strings, ids, structs or pointers to structs, null for nil.
 func appendList(b []byte, items reflect.Value) []byte {
+	of := items.Type().Elem()
+	var all []member
+	each := kindOf(of)
+	switch each {
+	case structKind:
+		all = membersOf(of)
+	case pointerKind:
+		all = membersOf(of.Elem())
+	}
+
 	b = append(b, '[')
 	for i := range items.Len() {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		switch item := items.Index(i); kindOf(item.Type()) {
+		switch item := items.Index(i); each {
 		case textKind:
 			b = AppendString(b, item.String())
 		case idKind:
-			b = appendID(b, *item.Addr().Interface().(*uuid.UUID))
+			b = appendID(b, uuid.UUID(item.Bytes()))
+		case structKind:
+			b = appendStruct(b, item, all)
 		case pointerKind:
 			if item.IsNil() {
 				b = append(b, "null"...)
 				continue
 			}
-			b = appendStruct(b, item.Elem())
+			b = appendStruct(b, item.Elem(), all)
 		default:
-			b = appendStruct(b, item)
+			panic("wire: list of an unknown kind")
 		}
 	}
-
 	return append(b, ']')
 }

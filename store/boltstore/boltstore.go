@@ -1,9 +1,9 @@
 // Package boltstore keeps the records of a vault in one bbolt file: the default
 // backend, for one process at a time.
 //
-// All writes pass one goroutine, which commits together whatever is waiting and
-// waits for nothing else: a lone caller pays for one commit, a hundred callers
-// share one. A commit is two syncs of the file. Lists keep counts beside their
+// All writes pass one goroutine, which commits together whatever is waiting, and what
+// goroutines add that can run: a lone caller pays for one commit, a hundred callers share
+// one. A commit is two syncs of the file. Lists keep counts beside their
 // entries, so a total or a far page costs what a near page costs.
 //
 // When a commit fails, the file is closed and reopened before anything else happens,
@@ -17,12 +17,18 @@
 // the file does not keep others from being found: Lookup, Due, Next and Children pass over
 // it. That is logged, and the entries that named the record are removed.
 //
+// When a quarter of the file is unused, the Store copies its records into a second file in the
+// same folder, between commits, and renames that. The folder must be writable and have room
+// for both. The file must not be a mount point, and a hard link keeps the old file. Where a
+// compaction fails, the file stays as long as it is, and a warning is logged.
+//
 // The file must be on a local file system. Do not copy it while it is open, and
 // never truncate it.
 package boltstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -42,16 +48,17 @@ type Options struct {
 	LockTimeout time.Duration
 
 	// Logger receives what an operator should see: unsafe file permissions, indexes that
-	// name lost records, failed commits, and whether the file could be reopened after one.
-	// If nil, nothing is logged.
+	// name lost records, failed commits, whether the file could be reopened after one, and
+	// compactions. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
 // Bounds of a transaction. The last call of a group may exceed them by the writes of its
 // function, which its caller bounds.
 const (
-	groupBytes = 4 << 20 // of rows put
-	groupOps   = 4096    // rows put and deleted
+	groupBytes = 4 << 20               // of rows put
+	groupOps   = 1024                  // rows put and deleted: each may change several pages anywhere in the file
+	groupTime  = 10 * time.Millisecond // of functions, before the commit
 )
 
 const reopenPause = time.Second // between attempts to open the file again
@@ -63,12 +70,21 @@ type config struct {
 	maxSize  int // of the file in bytes; 0: no limit
 	noSync   bool
 	sync     func(*os.File) error // of the meta pages that settle writes
+
+	wasteful func(p *sample, pages int, best float64) bool // nil: the file is not compacted
+	part     int                                           // bytes that a part of a compaction copies at most
+	rename   func(from, to string) error
+	syncDir  func(dir string) error
 }
 
 var defaults = config{
 	fanout:   fanout{block: 52, node: 32},
 	mmapSize: initialMmapSize,
 	sync:     (*os.File).Sync,
+	wasteful: (*sample).wasteful,
+	part:     1 << 20,
+	rename:   os.Rename,
+	syncDir:  syncDir,
 }
 
 // A Store is a [store.Store] in one file. Get one from [Open].
@@ -88,13 +104,23 @@ type Store struct {
 	// when they have ended: odd while one is under way, and after Close.
 	changes [256]atomic.Uint64
 
-	mu     sync.RWMutex // held to read while h is used
-	h      *handle      // nil while the file is not open
-	failed error        // why h is nil
+	mu     sync.RWMutex
+	h      *handle // nil while the file is not open
+	failed error   // why h is nil
+
+	closing sync.WaitGroup // files that were compacted are being closed
 
 	// The rest belongs to the writing goroutine.
 	group   group
 	retryAt time.Time
+	fullAt  int64 // size of the file when a commit found no room
+
+	sample    sample      // of the file
+	best      float64     // share that was used after the last compaction
+	wasteful  bool        // the file is to be compacted
+	compactAt time.Time   // not before
+	copying   *compaction // under way
+	unnamed   bool        // the name of the file is not known to be durable
 }
 
 var (
@@ -108,23 +134,34 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.h == nil {
-		return s.failed
-	}
-
-	tx, err := s.h.begin(false)
+	h, err := s.use()
 	if err != nil {
 		return err
 	}
-	defer s.h.rollback(tx)
+	defer h.users.Done()
+
+	tx, err := h.begin(false)
+	if err != nil {
+		return err
+	}
+	defer h.rollback(tx)
 	r := &reader{tx: tx, ctx: ctx}
 	defer func() {
 		r.end()
 		s.passed(r.strays)
 	}()
 	return fn(r)
+}
+
+// use returns the open file for a call that must say when it is done.
+func (s *Store) use() (*handle, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.h == nil {
+		return nil, s.failed
+	}
+	s.h.users.Add(1)
+	return s.h, nil
 }
 
 // Update implements [store.Store]. It runs fn in another goroutine than the
@@ -146,13 +183,16 @@ func (s *Store) Changes(kind store.Kind) uint64 {
 func (s *Store) Close() (err error) {
 	s.closed.Do(func() {
 		s.queue.Close()
+		s.closing.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for kind := range s.changes {
 			s.changes[kind].Or(1) // others may write to the file soon
 		}
+		err = s.dropCopy()
 		if s.h != nil {
-			err = s.h.close()
+			s.h.users.Wait()
+			err = errors.Join(err, s.h.close())
 		}
 		s.h, s.failed = nil, store.ErrClosed
 	})

@@ -24,22 +24,22 @@ func (s *Store) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.h == nil {
-		return s.failed
-	}
-
-	// bbolt's own check requires that there are no other writers.
-	tx, err := s.h.begin(true)
+	h, err := s.use()
 	if err != nil {
 		return err
 	}
-	defer s.h.rollback(tx)
+	defer h.users.Done()
+
+	// bbolt's own check requires that there are no other writers.
+	tx, err := h.begin(true)
+	if err != nil {
+		return err
+	}
+	defer h.rollback(tx)
 	c := &checker{ctx: ctx, tx: tx, fanout: s.config.fanout}
 
 	// bbolt's check runs in a goroutine that cannot be guarded: it comes last.
-	err = guarded(func() error { return checkPages(s.h.file, tx, true) })
+	err = guarded(func() error { return checkPages(h.file, tx, true) })
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (c *checker) rows(kind store.Kind, rows *bolt.Bucket) error {
 			if err := c.ctx.Err(); err != nil {
 				return err
 			}
-			lists.begin(c.tx, c.fanout) // discards what it has cached
+			lists.begin(c.tx, c.fanout, nil) // discards what it has cached
 		}
 
 		n++

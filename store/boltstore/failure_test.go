@@ -105,6 +105,45 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// TestGroupBounds: functions that wait together share transactions of bounded size and
+// duration.
+func TestGroupBounds(t *testing.T) {
+	for name, test := range map[string]struct {
+		calls, puts int
+		takes       time.Duration
+		want        int // transactions
+	}{
+		"writes":   {calls: 8, puts: groupOps / 2, want: 4},
+		"duration": {calls: 8, puts: 1, takes: groupTime * 2 / 3, want: 4},
+		"neither":  {calls: 8, puts: 1, want: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				s := openSmall(t, small)
+				var fns []func(store.Tx) error
+				for call := range test.calls {
+					fns = append(fns, func(tx store.Tx) error {
+						time.Sleep(test.takes)
+						for i := range test.puts {
+							tx.Put(&store.Record{Kind: 1, ID: number(call*test.puts + i), Version: 1})
+						}
+						return nil
+					})
+				}
+				first := s.h.lastID()
+				for i, err := range together(t, s, fns...) {
+					if err != nil {
+						t.Errorf("function %d: %v", i, err)
+					}
+				}
+				if n := s.h.lastID() - first; n != test.want {
+					t.Errorf("%d transactions, want %d", n, test.want)
+				}
+			})
+		})
+	}
+}
+
 // TestFull fills a file up to its bound. A write without room is refused and is known not
 // to be written. Others in its group are not disturbed, and reads and deletions continue.
 // The records are smaller than a page, since bbolt places runs of pages at random.

@@ -45,10 +45,27 @@ func whole(t testing.TB, path string) (store.Store, error) {
 
 func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 	room := func(size int) {
-		// Only the writing goroutine looks at it.
-		if err := s.Update(t.Context(), func(store.Tx) error { s.h.db.MaxSize = size; return nil }); err != nil {
+		// Only the writing goroutine looks at these.
+		if err := s.Update(t.Context(), func(store.Tx) error {
+			s.h.db.MaxSize, s.config.maxSize = size, size
+			if s.copying != nil {
+				s.copying.copy.db.MaxSize = size
+			}
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+
+	// A copy of the file would not have the fault.
+	if err := s.Update(t.Context(), func(store.Tx) error {
+		if f.Kind != storetest.NoRoom {
+			s.config.wasteful, s.wasteful = nil, false
+			return s.dropCopy()
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 
 	switch f.Kind {

@@ -9,7 +9,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,7 +23,7 @@ import (
 )
 
 // small makes trees of several levels from a few records.
-var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync}
+var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync, rename: os.Rename, syncDir: syncDir}
 
 func openSmall(t testing.TB, c config) *Store {
 	t.Helper()
@@ -80,10 +82,9 @@ func (m model) list(q *store.Query) (ids []uuid.UUID, total int64) {
 func TestModel(t *testing.T) {
 	outer := t
 	rapid.Check(t, func(t *rapid.T) {
-		c := config{fanout: fanout{
-			block: rapid.IntRange(2, 24).Draw(t, "block"),
-			node:  rapid.IntRange(2, 20).Draw(t, "node"),
-		}, noSync: true}
+		c := small
+		c.noSync = true
+		c.fanout = fanout{block: rapid.IntRange(2, 24).Draw(t, "block"), node: rapid.IntRange(2, 20).Draw(t, "node")}
 		s, err := openWith(context.Background(), filepath.Join(outer.TempDir(), "vault.db"), nil, c)
 		if err != nil {
 			t.Fatal(err)
@@ -297,4 +298,34 @@ func TestPave(t *testing.T) {
 			t.Errorf("zeros to %d after a failure", s.h.pavedTo)
 		}
 	})
+}
+
+// Calls of goroutines that can run share a transaction, also if each of them wakes the
+// writing goroutine.
+func TestGroupOfGoroutinesThatCanRun(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	c := defaults
+	c.noSync = true
+	s := openSmall(t, c)
+
+	const callers, calls = 64, 4
+	put := func(n int) error {
+		r := &store.Record{Kind: 1, ID: number(n), Class: 1, Version: 1}
+		return s.Update(t.Context(), func(tx store.Tx) error { tx.Put(r); return nil })
+	}
+	first := s.h.lastID()
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			for n := range calls {
+				if err := put(1 + i*calls + n); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := s.h.lastID() - first; n > callers*calls/4 {
+		t.Errorf("%d calls took %d transactions", callers*calls, n)
+	}
 }

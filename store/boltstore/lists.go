@@ -197,7 +197,7 @@ func decodeNode(level uint8, b []byte, f func(class uint8, count int64)) (below 
 // decoded form until flush; which nodes there are is always current in the
 // bucket. Its methods panic on damage, with a failed.
 type lister struct {
-	lists  *bolt.Bucket
+	lists  table
 	fanout fanout
 	nodes  map[nodeKey]*node
 
@@ -215,8 +215,8 @@ type trail struct {
 }
 
 // begin starts a transaction.
-func (l *lister) begin(tx *bolt.Tx, f fanout) {
-	l.lists, l.fanout = bucket(tx, listsBucket), f
+func (l *lister) begin(tx *bolt.Tx, f fanout, copying *compaction) {
+	l.lists, l.fanout = tableOf(tx, listsBucket, copying), f
 	if l.nodes == nil {
 		l.nodes, l.paths = make(map[nodeKey]*node), make(map[listKey]trail)
 	}
@@ -550,13 +550,13 @@ func (l *lister) load(k, v []byte) *node {
 func (l *lister) put(n *node) {
 	n.dirty = false
 	l.nodes[n.key] = n
-	check(l.lists.Put(n.key[:], n.encode()))
+	l.lists.put(n.key[:], n.encode())
 }
 
 func (l *lister) drop(n *node) {
 	delete(l.paths, n.key.list())
 	delete(l.nodes, n.key)
-	check(l.lists.Delete(n.key[:]))
+	l.lists.remove(n.key[:])
 }
 
 // rename makes n begin at an earlier id.

@@ -94,7 +94,9 @@ func TestForeignRow(t *testing.T) {
 func TestGapBetweenNodes(t *testing.T) {
 	for first := 2; first <= 28; first++ {
 		for width := 1; width <= 4; width++ {
-			s := openSmall(t, config{fanout: fanout{block: 2, node: 2}, noSync: true})
+			c := small
+			c.fanout, c.noSync = fanout{block: 2, node: 2}, true
+			s := openSmall(t, c)
 			do := func(fn func(store.Tx)) {
 				t.Helper()
 				if err := s.Update(t.Context(), func(tx store.Tx) error { fn(tx); return nil }); err != nil {

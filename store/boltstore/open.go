@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -58,8 +59,8 @@ func openWith(ctx context.Context, path string, opts *Options, c config) (*Store
 		opts = new(Options)
 	}
 	s := &Store{
-		path:   path,
 		config: c,
+		best:   1,
 		log:    opts.Logger,
 		queue:  queue.New[*call](),
 	}
@@ -86,10 +87,19 @@ func openWith(ctx context.Context, path string, opts *Options, c config) (*Store
 		s.log.Warn("the store's file is open to other users: set its mode to 0600", "path", path)
 	}
 
-	if s.h, err = waitForHandle(ctx, path, c, timeout); err != nil {
+	if s.path, err = filepath.EvalSymlinks(path); err == nil {
+		s.path, err = filepath.Abs(s.path) // of the copies that a compaction makes
+	}
+	if err != nil {
+		return nil, fmt.Errorf("boltstore: open: %w", err)
+	}
+	if s.h, err = waitForHandle(ctx, s.path, c, timeout); err != nil {
 		return nil, err
 	}
-	removeLeftovers(path)
+	if err := keepName(s.path, c); err != nil {
+		return nil, errors.Join(fmt.Errorf("boltstore: open: %w", err), s.h.close())
+	}
+	removeLeftovers(s.path)
 	s.queue.Start(s.step)
 	return s, nil
 }
@@ -112,12 +122,23 @@ func waitForHandle(ctx context.Context, path string, c config, timeout time.Dura
 	}
 }
 
+// keepName makes the name of a file durable: a process that has compacted it may have been
+// killed before. Where the system cannot do that, no file is compacted.
+func keepName(path string, c config) error {
+	err := c.syncDir(filepath.Dir(path))
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
+}
+
 // A handle is an open bbolt file.
 type handle struct {
 	db   *bolt.DB
 	file *os.File
 
-	pavedTo int64 // where pave has ended; owned by the writing goroutine
+	pavedTo int64          // where pave has ended; owned by the writing goroutine
+	users   sync.WaitGroup // calls that use the file
 
 	beginning sync.Mutex
 	// stuck is set when a panic has left bbolt with locks held: then not even
@@ -160,8 +181,9 @@ func openHandle(path string, c config) (*handle, error) {
 	})
 
 	if err == nil {
-		err = h.verify()
-		if err == nil {
+		if err = h.named(path); err != nil { // a process that compacts it has held the lock
+			err = fmt.Errorf("%w: %w", store.ErrLocked, err)
+		} else if err = h.verify(); err == nil {
 			return h, nil
 		}
 		return nil, errors.Join(err, h.close())
@@ -300,11 +322,10 @@ func create(path string) (err error) {
 		return err
 	}
 
-	f, err := os.CreateTemp(dir, leftoverPrefix(path)+"*")
+	temporary, err := buildEmpty(path, 0o600)
 	if err != nil {
 		return err
 	}
-	temporary := f.Name()
 	defer func() {
 		if e := os.Remove(temporary); e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = errors.Join(err, e)
@@ -312,14 +333,34 @@ func create(path string) (err error) {
 		err = errors.Join(err, syncDir(dir))
 	}()
 
-	if err := errors.Join(f.Chmod(0o600), f.Close()); err != nil {
-		return err
-	}
-	db, err := bolt.Open(temporary, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
-	if err != nil {
-		return err
+	err = os.Link(temporary, path)
+	if _, e := os.Lstat(path); e == nil {
+		return nil // made here, or by a faster process
 	}
 
+	return err
+}
+
+// buildEmpty makes an empty store beside path, under a name that removeLeftovers knows.
+func buildEmpty(path string, mode fs.FileMode) (temporary string, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), leftoverPrefix(path)+"*")
+	if err != nil {
+		return "", err
+	}
+	temporary = f.Name()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temporary))
+		}
+	}()
+
+	if err := errors.Join(f.Chmod(mode), f.Close()); err != nil {
+		return "", err
+	}
+	db, err := bolt.Open(temporary, mode, &bolt.Options{FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		return "", err
+	}
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {
 			if _, err := tx.CreateBucket(name); err != nil {
@@ -332,16 +373,7 @@ func create(path string) (err error) {
 		}
 		return meta.Put(formatKey, []byte{fileFormat})
 	})
-
-	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
-		return err
-	}
-	err = os.Link(temporary, path)
-	if _, e := os.Lstat(path); e == nil {
-		return nil // made here, or by a faster process
-	}
-
-	return err
+	return temporary, errors.Join(err, db.Sync(), db.Close())
 }
 
 func leftoverPrefix(path string) string { return "." + filepath.Base(path) + ".new-" }

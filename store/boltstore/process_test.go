@@ -24,7 +24,12 @@ import (
 const childEnv = "BOLTSTORE_TEST_CHILD"
 
 func TestMain(m *testing.M) {
-	storetest.Child(func(path string) (store.Store, error) { return boltstore.Open(context.Background(), path, nil) })
+	storetest.Child(func(path string) (store.Store, error) {
+		if filepath.Base(path) == "restless.db" {
+			return boltstore.OpenRestless(context.Background(), path)
+		}
+		return boltstore.Open(context.Background(), path, nil)
+	})
 	path := os.Getenv(childEnv)
 	if path == "" {
 		goleak.VerifyTestMain(m)

@@ -158,21 +158,32 @@ func (r *row) eachLookup(f func(hash []byte)) {
 	}
 }
 
-// record returns a copy of the row that holds no reference to it: the bytes in
-// one piece, cut so that appending to one column cannot reach the next.
+// record returns a copy of the row that holds no reference to it.
 func (r *row) record(kind store.Kind, id uuid.UUID, secret bool) *store.Record {
-	rec := &store.Record{
+	rec := new(store.Record)
+	r.copyTo(rec, make([]byte, 0, r.copied(secret)), kind, id, secret)
+	return rec
+}
+
+// copied returns how many bytes a copy has beside its record.
+func (r *row) copied(secret bool) int {
+	size := len(r.lookups) + len(r.shown)
+	if secret {
+		size += len(r.secret)
+	}
+	return size
+}
+
+// copyTo makes rec a copy of the row: the bytes in one piece appended to b, cut so that
+// appending to one column cannot reach the next.
+func (r *row) copyTo(rec *store.Record, b []byte, kind store.Kind, id uuid.UUID, secret bool) {
+	*rec = store.Record{
 		Kind: kind, ID: id, Account: r.account, Parent: r.parent, Class: r.class, Version: r.version,
 	}
 	if r.hasDue {
 		rec.Due = time.UnixMicro(r.due).UTC()
 	}
-	size := len(r.lookups) + len(r.shown)
-	if secret {
-		size += len(r.secret)
-	}
 
-	b := make([]byte, 0, size)
 	add := func(column []byte) []byte {
 		if len(column) == 0 {
 			return nil
@@ -189,7 +200,35 @@ func (r *row) record(kind store.Kind, id uuid.UUID, secret bool) *store.Record {
 	if secret {
 		rec.Secret = add(r.secret)
 	}
-	return rec
+}
+
+// copies are the records of a list, made in a few pieces: most have the same size.
+type copies struct {
+	records []store.Record
+	bytes   []byte
+}
+
+// newCopies returns room for a piece of a list of n records.
+func newCopies(n int) *copies { return &copies{records: make([]store.Record, 0, min(n, 64))} }
+
+// next returns the next record.
+func (c *copies) next() *store.Record {
+	n := len(c.records)
+	if n == cap(c.records) {
+		c.records, n = make([]store.Record, 0, n), 0
+	}
+	c.records = c.records[:n+1]
+	return &c.records[n]
+}
+
+// room returns an empty slice for the bytes of the next record.
+func (c *copies) room(size int) []byte {
+	if len(c.bytes) < size {
+		c.bytes = make([]byte, size*(cap(c.records)-len(c.records)+1))
+	}
+	b := c.bytes[:0:size]
+	c.bytes = c.bytes[size:]
+	return b
 }
 
 // hasLookup reports whether hash is one of the row's lookups.

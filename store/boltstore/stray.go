@@ -61,7 +61,7 @@ func (s strayLookup) of() (store.Kind, string) { return s.kind, "lookup" }
 
 func (s strayLookup) mend(w *writer) {
 	if r, ok := w.legible(s.kind, s.id); ok && !r.hasLookup(s.hash) {
-		check(w.lookup.Delete(append(appendLookupKey(nil, s.kind, s.hash), s.id[:]...)))
+		w.lookup.remove(append(appendLookupKey(nil, s.kind, s.hash), s.id[:]...))
 		w.wrote = true
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,8 +22,9 @@ import (
 func openLogged(t *testing.T) (*Store, *strings.Builder) {
 	t.Helper()
 	var log strings.Builder
-	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"),
-		&Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, config{fanout: small.fanout, noSync: true, sync: (*os.File).Sync})
+	c := small
+	c.noSync = true
+	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, c)
 	if err != nil {
 		t.Fatal(err)
 	}

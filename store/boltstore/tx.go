@@ -119,10 +119,12 @@ func (r *reader) patient(step int) {
 // A finder finds rows of a kind. Neighbours in an index are often neighbours among the rows.
 type finder struct {
 	cur    *bolt.Cursor // nil: there are no rows
+	desc   bool         // the rows are looked for in descending order
 	k, raw []byte       // where it is
 }
 
-func (r *reader) rowsOf(kind store.Kind) (f finder) {
+func (r *reader) rowsOf(kind store.Kind, desc bool) finder {
+	f := finder{desc: desc}
 	name := rowsBucket(kind)
 	if b := r.tx.Bucket(name[:]); b != nil {
 		f.cur = b.Cursor()
@@ -142,7 +144,11 @@ func (f *finder) read(id []byte) (row, error) {
 	if f.cur == nil {
 		return row{}, nil
 	}
-	if f.k != nil {
+	switch {
+	case f.k == nil:
+	case f.desc:
+		f.k, f.raw = f.cur.Prev()
+	default:
 		f.k, f.raw = f.cur.Next()
 	}
 	if !bytes.Equal(f.k, id) {
@@ -190,16 +196,18 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 		skip = s.total() - end + offset
 	}
 
-	rows := r.rowsOf(q.Kind)
+	rows, made := r.rowsOf(q.Kind, q.Desc), newCopies(limit)
 	list.Records = make([]*store.Record, 0, min(limit, 1024))
 	s.walk(skip, q.Desc, func(id uuid.UUID, class uint8) bool {
 		found, err := rows.read(id[:])
-		rec := &store.Record{Kind: q.Kind, ID: id, Account: found.account, Parent: found.parent}
+		rec := made.next()
 		switch {
 		case err != nil || found.raw == nil:
-			rec.Account, rec.Parent = q.Account, q.Parent
+			*rec = store.Record{Kind: q.Kind, ID: id, Account: q.Account, Parent: q.Parent}
 		case found.class == class && keyOfList(q.Kind, found.account, found.parent) == s.list && !found.lapsed(q):
-			rec = found.record(q.Kind, id, false)
+			found.copyTo(rec, made.room(found.copied(false)), q.Kind, id, false)
+		default:
+			*rec = store.Record{Kind: q.Kind, ID: id, Account: found.account, Parent: found.parent}
 		}
 		list.Records = append(list.Records, rec)
 		return len(list.Records) < limit
@@ -278,7 +286,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	}
 
 	var ids []uuid.UUID
-	rows := r.rowsOf(q.Kind)
+	rows := r.rowsOf(q.Kind, false)
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
 		id := uuid.UUID(key)
 		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
@@ -327,7 +335,7 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	if limit <= 0 {
 		return nil, nil
 	}
-	rows := r.rowsOf(kind)
+	rows := r.rowsOf(kind, false)
 	r.eachLookup(kind, hash, func(key []byte) bool {
 		found := rows.find(key)
 		if found.raw == nil || !found.hasLookup(hash) {
@@ -540,11 +548,13 @@ func (u *updater) add(o op) {
 // must be dropped then.
 type writer struct {
 	tx          *bolt.Tx
-	due, lookup *bolt.Bucket
+	copying     *compaction // under way
+	due, lookup table
 	lister      lister
 	undo        []undo
 	wrote       bool
 	kinds       []store.Kind // of the rows that were set
+	full        bool         // there was no room for a commit; kept until the file grows
 	key         []byte       // scratch
 
 	tails [256]*tail // by kind; kept from one transaction to the next
@@ -557,10 +567,10 @@ type undo struct {
 	old  row
 }
 
-func (w *writer) begin(tx *bolt.Tx, f fanout) {
-	w.tx, w.wrote, w.kinds = tx, false, w.kinds[:0]
-	w.due, w.lookup = bucket(tx, dueBucket), bucket(tx, lookupBucket)
-	w.lister.begin(tx, f)
+func (w *writer) begin(tx *bolt.Tx, f fanout, copying *compaction) {
+	w.tx, w.copying, w.wrote, w.kinds = tx, copying, false, w.kinds[:0]
+	w.due, w.lookup = tableOf(tx, dueBucket, copying), tableOf(tx, lookupBucket, copying)
+	w.lister.begin(tx, f, copying)
 	for _, t := range w.tails {
 		if t != nil {
 			t.before = append(t.before[:0], t.bound...)
@@ -673,29 +683,32 @@ func (w *writer) tail(kind store.Kind, rows *bolt.Bucket) *tail {
 }
 
 func (w *writer) setRow(kind store.Kind, id uuid.UUID, new row) {
-	rows := w.rows(kind)
-	if new.raw == nil {
-		check(rows.Delete(id[:]))
-		return
-	}
-
-	if rows == nil {
-		name := rowsBucket(kind)
+	name := rowsBucket(kind)
+	rows := table{w.rows(kind), name[:], w.copying}
+	if rows.Bucket == nil {
 		var err error
-		rows, err = w.tx.CreateBucket(name[:])
+		rows.Bucket, err = w.tx.CreateBucket(name[:])
 		check(err)
 	}
 
-	t := w.tail(kind, rows)
+	t := w.tail(kind, rows.Bucket)
 	if new.version == 1 {
 		// Within a transaction callers come as they like.
 		t.fill.see(bytes.Compare(id[:], t.before) > 0)
 	}
+	rows.FillPercent = t.fill.percent() // bbolt merges a page after a deletion if it is less than half as full
+	if new.raw == nil {
+		if w.full { // a merge writes one more page
+			rows.FillPercent = bolt.DefaultFillPercent
+		}
+		rows.remove(id[:])
+		return
+	}
+
 	if bytes.Compare(id[:], t.bound) > 0 {
 		t.bound = append(t.bound[:0], id[:]...)
 	}
-	rows.FillPercent = t.fill.percent()
-	check(rows.Put(id[:], new.raw))
+	rows.put(id[:], new.raw)
 }
 
 func (w *writer) setList(kind store.Kind, id uuid.UUID, old, new *row) {
@@ -716,13 +729,13 @@ func (w *writer) setDue(kind store.Kind, id uuid.UUID, old, new *row) {
 	}
 	if old.hasDue {
 		key := keyOfDue(kind, old.due, id)
-		check(w.due.Delete(key[:]))
+		w.due.remove(key[:])
 	}
 	if new.hasDue {
 		key := keyOfDue(kind, new.due, id)
 		value := keyOfList(kind, new.account, new.parent)
 		value[17] = new.class
-		check(w.due.Put(key[:], value[:]))
+		w.due.put(key[:], value[:])
 	}
 }
 
@@ -736,13 +749,13 @@ func (w *writer) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
 	}
 	old.eachLookup(func(hash []byte) {
 		if !new.hasLookup(hash) {
-			check(w.lookup.Delete(key(hash)))
+			w.lookup.remove(key(hash))
 		}
 	})
 
 	new.eachLookup(func(hash []byte) {
 		if !old.hasLookup(hash) {
-			check(w.lookup.Put(key(hash), nil))
+			w.lookup.put(key(hash), nil)
 		}
 	})
 }

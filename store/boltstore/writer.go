@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -29,26 +31,38 @@ type call struct {
 type group struct {
 	tx    *bolt.Tx // nil between groups
 	id    int      // of tx
+	begun time.Time
 	w     writer
 	calls []*call // that were run and are not answered
 	rows  slab
 	bytes int
 	ops   int
+
+	yielded int // calls when other goroutines were let run; 0: they were not
+	skip    int // groups to commit without that, since it brought no calls
 }
 
 // step runs one call, or commits the group if the queue is empty. It returns false when the
 // store is closing and no group is open.
 func (s *Store) step() bool {
 	g := &s.group
-	if g.tx != nil && (g.bytes >= groupBytes || g.ops >= groupOps) {
+	if g.tx != nil && (g.bytes >= groupBytes || g.ops >= groupOps || time.Since(g.begun) >= groupTime) {
 		s.commit()
 		return true
 	}
 
-	c, ok := s.queue.Next(g.calls, nil)
+	var wake <-chan time.Time
+	if g.tx == nil {
+		wake = s.tend()
+	}
+	c, ok := s.queue.Next(g.calls, wake)
 	switch {
 	case !ok && g.tx == nil:
-		return false
+		return !s.isClosing()
+	case !ok && g.mayGrow():
+		g.yielded = len(g.calls)
+		runtime.Gosched()
+		return true
 	case !ok:
 		s.commit()
 		return true
@@ -62,6 +76,32 @@ func (s *Store) step() bool {
 	g.calls = append(g.calls, c)
 	s.runCall(c)
 	return true
+}
+
+// mayGrow reports whether goroutines that can run are let run before the commit, once: they
+// may have calls for the group, and take less than a commit of their own.
+func (g *group) mayGrow() bool {
+	return g.yielded == 0 && g.skip == 0 && len(g.calls) < queue.GroupCalls
+}
+
+// grown notes whether calls came when other goroutines were let run.
+func (g *group) grown() {
+	switch {
+	case g.yielded > 0 && len(g.calls) == g.yielded:
+		g.skip = 8
+	case g.skip > 0:
+		g.skip--
+	}
+	g.yielded = 0
+}
+
+func (s *Store) isClosing() bool {
+	select {
+	case <-s.queue.Closing():
+		return true
+	default:
+		return false
+	}
 }
 
 // begin opens a transaction, and the file if a failure has closed it.
@@ -84,12 +124,12 @@ func (s *Store) begin() error {
 		return err
 	}
 	g := &s.group
-	if err := guarded(func() error { g.w.begin(tx, s.config.fanout); return nil }); err != nil {
+	if err := guarded(func() error { g.w.begin(tx, s.config.fanout, s.copying); return nil }); err != nil {
 		s.h.rollback(tx)
 		return err
 	}
 
-	g.tx, g.id, g.bytes, g.ops = tx, tx.ID(), 0, 0
+	g.tx, g.id, g.begun, g.bytes, g.ops = tx, tx.ID(), time.Now(), 0, 0
 	return nil
 }
 
@@ -161,24 +201,43 @@ func (s *Store) again(calls []*call) {
 // commit makes the writes of the group durable and answers its calls.
 func (s *Store) commit() {
 	g := &s.group
+	g.grown()
 	if !g.w.wrote {
 		s.h.rollback(g.tx)
 	} else {
 		s.changing()
+		s.h.allot(g.tx.Size())
 		s.h.pave(g.tx.Size())
+		s.sampled(g.tx)
 		if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
 			s.commitFailed(err)
 			return
 		}
 		s.changing()
+		g.w.full = g.w.full && s.h.size() <= s.fullAt
 		g.rows = g.rows[:0]
 	}
+
 	g.tx = nil
 	for i, c := range g.calls {
 		c.Answer()
 		g.calls[i] = nil
 	}
 	g.calls = g.calls[:0]
+}
+
+// allot has a file of size bytes grow by an eighth at a time: every growth is synced.
+func (h *handle) allot(size int64) {
+	h.db.AllocSize = int(min(max(size/8, 1<<20), 16<<20))
+}
+
+// size returns the size of the file, 0 if the system does not tell it.
+func (h *handle) size() int64 {
+	info, err := h.file.Stat()
+	if err != nil {
+		return 0
+	}
+	return info.Size()
 }
 
 var zeros [1 << 20]byte // as many as pave writes at most
@@ -228,8 +287,13 @@ func (s *Store) commitFailed(cause error) {
 	s.h.rollback(tx) // after a panic; a commit that returned an error has ended tx
 
 	full, damaged := isFull(cause), errors.Is(cause, store.ErrDamaged)
+	compacting := s.copying != nil
 	if full && !damaged && s.h.lastID() < id {
 		s.log.Error("commit failed for lack of room", "error", cause)
+		g.w.full, s.fullAt = true, s.h.size()
+		if compacting {
+			s.abandon(cause)
+		}
 	} else {
 		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
 		s.reopen()
@@ -250,6 +314,8 @@ func (s *Store) commitFailed(cause error) {
 		switch {
 		case !c.Returned():
 			c.Answer()
+		case unwritten && full && compacting: // there may be room now
+			undone = append(undone, c)
 		case c.wrote && (len(calls) == 1 || !unwritten):
 			c.Fail(err)
 		case s.h == nil:
@@ -303,6 +369,9 @@ func (h *handle) settle(sync func(*os.File) error) error {
 // reopen closes the file if it is open and opens it again after a failure, such as a failed
 // commit. On failure h is nil. It waits for readers.
 func (s *Store) reopen() {
+	if s.copying != nil {
+		s.abandon(errors.New("the file has to be opened again"))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.group.w.tails = [256]*tail{}
@@ -310,12 +379,21 @@ func (s *Store) reopen() {
 		s.changes[kind].Add(2) // it may be another file
 	}
 	if s.h != nil {
+		s.h.users.Wait()
 		if err := s.h.close(); err != nil {
 			s.log.Warn("closing the file after a failure", "error", err)
 		}
 	}
 
-	h, err := openHandle(s.path, s.config)
+	var h *handle
+	var err error
+	if s.unnamed {
+		err = s.config.syncDir(filepath.Dir(s.path))
+		s.unnamed = err != nil
+	}
+	if err == nil {
+		h, err = openHandle(s.path, s.config)
+	}
 	if err == nil {
 		// Pages that bbolt has read may have left the cache before they were settled: it
 		// reads them again. A process that opens the file in between finds the state on

@@ -53,10 +53,17 @@ type applyArgs struct {
 	entryID    []pgtype.UUID
 	entryClass []int16
 	entryN     []int32
+
+	// Of partitions only.
+	readAccount []pgtype.UUID
+	goneAccount []pgtype.UUID
+	offAccount  []pgtype.UUID
+	onAccount   []pgtype.UUID
+	listPart    []int16
 }
 
-func (a *applyArgs) args() []any {
-	return []any{
+func (a *applyArgs) args(divided bool) []any {
+	args := []any{
 		a.patient, a.keys, a.exclusive,
 		a.readKind, a.readID, a.readStamp,
 		a.ofStore, a.ofTurn, a.newStamp,
@@ -69,6 +76,10 @@ func (a *applyArgs) args() []any {
 		a.listKind, a.listChild, a.listScope, a.listLeast,
 		a.entryList, a.entryID, a.entryClass, a.entryN,
 	}
+	if divided {
+		args = append(args, a.readAccount, a.goneAccount, a.offAccount, a.onAccount, a.listPart)
+	}
+	return args
 }
 
 // addArgs are the parameters of add.
@@ -96,10 +107,14 @@ type addArgs struct {
 	newSecret  []byte
 
 	hashes [][]byte
+
+	// Of partitions only.
+	readAccount pgtype.UUID
+	newPart     int16
 }
 
-func (a *addArgs) args() []any {
-	return []any{
+func (a *addArgs) args(divided bool) []any {
+	args := []any{
 		a.keys,
 		a.readKind, a.readID, a.readStamp,
 		a.ofStore, a.ofTurn, a.newStamp,
@@ -107,6 +122,10 @@ func (a *addArgs) args() []any {
 		a.newDue, a.newVersion, a.newLookup, a.newShown, a.newSecret,
 		a.hashes,
 	}
+	if divided {
+		args = append(args, a.readAccount, a.newPart)
+	}
+	return args
 }
 
 // listArgs are the parameters of list and, with a hash in place of counted, of list_hash.

@@ -11,11 +11,14 @@ import (
 )
 
 // signature returns the names of the parameters of a function in the migrations.
-func signature(t *testing.T, function string) (names []string) {
+func signature(t *testing.T, function string, divided bool) (names []string) {
 	t.Helper()
 	script, err := fs.ReadFile(Migrations, "1.sql")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if divided {
+		script = []byte(partitioned)
 	}
 	text := regexp.MustCompile(`--.*`).ReplaceAllString(string(script), "")
 	declared := regexp.MustCompile(`CREATE FUNCTION "cardvault"\.` + function + `\(([^()]*)\)`).FindStringSubmatch(text)
@@ -80,27 +83,31 @@ func distinct(t *testing.T, args any) (names []string, values map[string]any) {
 
 // The parameters have the names and the order of their functions.
 func TestArgs(t *testing.T) {
+	sql, _ := sqlOf("x", 0)
+	parts, _ := sqlOf("x", 2)
+	ofPartitions := []string{"read_account", "gone_account", "off_account", "on_account", "list_part", "new_part"}
 	for _, test := range []struct {
 		function  string
+		divided   bool
 		statement string
-		args      interface{ args() []any }
-		without   string // a field for another function
+		fields    any
+		args      func(fields any) []any
+		without   []string // fields for other functions
 	}{
-		{function: "apply", statement: statementsOf("x").apply, args: new(applyArgs)},
-		{function: "add", statement: statementsOf("x").add, args: new(addArgs)},
-		{function: "list", statement: statementsOf("x").list, args: new(listArgs), without: "of_hash"},
-		{function: "list_hash", statement: statementsOf("x").hashed, args: new(listArgs), without: "counted"},
+		{"apply", false, sql.apply, new(applyArgs), func(a any) []any { return a.(*applyArgs).args(false) }, ofPartitions},
+		{"add", false, sql.add, new(addArgs), func(a any) []any { return a.(*addArgs).args(false) }, ofPartitions},
+		{"apply", true, parts.apply, new(applyArgs), func(a any) []any { return a.(*applyArgs).args(true) }, nil},
+		{"add", true, parts.add, new(addArgs), func(a any) []any { return a.(*addArgs).args(true) }, nil},
+		{"list", false, sql.list, new(listArgs), func(a any) []any { a.(*listArgs).ofHash = nil; return a.(*listArgs).args() }, []string{"of_hash"}},
+		{"list_hash", false, sql.hashed, new(listArgs), func(a any) []any { return a.(*listArgs).args() }, []string{"counted"}},
 	} {
 		t.Run(test.function, func(t *testing.T) {
-			names, values := distinct(t, test.args)
-			if list, ok := test.args.(*listArgs); ok && test.without == "of_hash" {
-				list.ofHash = nil
-			}
-			names = slices.DeleteFunc(names, func(name string) bool { return name == test.without })
-			if want := signature(t, test.function); !slices.Equal(names, want) {
+			names, values := distinct(t, test.fields)
+			names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(test.without, name) })
+			if want := signature(t, test.function, test.divided); !slices.Equal(names, want) {
 				t.Fatalf("the fields are\n%s, the function takes\n%s", names, want)
 			}
-			args := test.args.args()
+			args := test.args(test.fields)
 			if len(args) != len(names) {
 				t.Fatalf("%d arguments for %d parameters", len(args), len(names))
 			}

@@ -100,6 +100,14 @@ func (a *arranger) arrange(ctx context.Context, list listKey, from uuid.UUID) {
 	}
 }
 
+// arrangeOf returns the statement that cuts a list.
+func (a *arranger) arrangeOf(list listKey) string {
+	if a.divided() {
+		return a.parts[list.part].arrange
+	}
+	return a.sql.arrange
+}
+
 // arrangePiece cuts one piece, and returns where the next one begins.
 func (a *arranger) arrangePiece(ctx context.Context, list listKey, at pgtype.UUID) (next pgtype.UUID, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answering)
@@ -114,7 +122,7 @@ func (a *arranger) arrangePiece(ctx context.Context, list listKey, at pgtype.UUI
 	var b pgx.Batch
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	b.Queue(arrangeTimeouts)
-	b.Queue(a.sql.arrange, int16(list.kind), list.child, pgUUID(list.scope), at, keys, exclusive).
+	b.Queue(a.arrangeOf(list), int16(list.kind), list.child, pgUUID(list.scope), at, keys, exclusive).
 		QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
 	b.Queue("COMMIT")
 

@@ -20,6 +20,7 @@ type call struct {
 	ended  fate
 	rounds int  // in this group
 	direct bool // each read is made at once
+	wide   bool // it does not name the accounts of its records: its group has no other call
 	tx     updater
 }
 
@@ -112,6 +113,30 @@ func newGroup(s *server, locks locker, m *memory) *group {
 		parents: map[uuid.UUID]struct{}{}, kinds: map[store.Kind]struct{}{},
 		wantRows: map[key]struct{}{}, wantAnswers: map[string]*question{},
 	}
+}
+
+// begins prepares the first attempt. A store with partitions finds the record of a call
+// that does not name the account by a look at each of them, and so sees whether an id is new.
+func (g *group) begins() {
+	g.wide = !g.divided()
+	for _, c := range g.pending {
+		if c.wide {
+			g.wide, g.mode = true, modeCareful
+		}
+	}
+}
+
+// blind reports whether records may be in any partition.
+func (g *group) blind() bool { return g.wide && g.divided() }
+
+// keyOf returns the key by which the group knows a row.
+func (g *group) keyOf(r *row) key { return g.keyAt(r.kind, r.account, r.id) }
+
+func (g *group) keyAt(kind store.Kind, account, id uuid.UUID) key {
+	if g.wide {
+		account = uuid.Nil
+	}
+	return key{kind, id, account}
 }
 
 // reset makes an answered group a new one.
@@ -209,7 +234,7 @@ func (g *group) place(c *call, f fate) {
 func (c *call) run(g *group) fate {
 	c.ended = settled
 	g.looked = g.looked[:0]
-	c.tx = updater{reader: reader{sql: g.sql, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
+	c.tx = updater{reader: reader{server: g.server, ask: func(q *question) (*answer, error) { return g.ask(c, q) }}, g: g, c: c}
 
 	gone := true
 	defer func() {
@@ -269,18 +294,59 @@ type updater struct {
 	much  bool // more than one transaction takes
 }
 
-var _ store.Tx = (*updater)(nil)
+// A partUpdater is an updater of the records of one account.
+type partUpdater struct {
+	*updater
+	account uuid.UUID
+}
+
+var (
+	_ store.Tx      = (*updater)(nil)
+	_ store.Divided = (*updater)(nil)
+	_ store.Tx      = partUpdater{}
+)
+
+// In implements [store.Divided].
+func (u *updater) In(account uuid.UUID) store.ReadTx {
+	if !u.server.divided() {
+		return u
+	}
+	return partUpdater{u, account}
+}
+
+// widen makes the call run in a group in which a record may be of any account.
+func (u *updater) widen() {
+	u.mustLive()
+	if !u.g.wide {
+		u.c.Alone, u.c.wide, u.c.ended = true, true, later
+		panic(unwind{})
+	}
+}
 
 func (u *updater) Put(r *store.Record) {
+	u.widen()
+	u.put(r)
+}
+
+func (u partUpdater) Put(r *store.Record) { u.put(r) }
+
+func (u *updater) put(r *store.Record) {
 	w := rowOf(r)
 	if w != nil {
 		u.bytes += w.size()
 	}
-	u.write(op{key: key{r.Kind, r.ID}, row: w})
+	u.write(op{key: u.g.keyAt(r.Kind, r.Account, r.ID), row: w})
 }
 
 func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
-	u.write(op{key: key{kind, id}, deletes: true})
+	u.widen()
+	u.delete(kind, uuid.Nil, id)
+}
+
+func (u partUpdater) Delete(kind store.Kind, id uuid.UUID) { u.delete(kind, u.account, id) }
+
+func (u *updater) delete(kind store.Kind, account, id uuid.UUID) {
+	u.write(op{key: u.g.keyAt(kind, account, id), deletes: true})
 }
 
 func (u *updater) write(o op) {
@@ -292,8 +358,16 @@ func (u *updater) write(o op) {
 
 // Get implements [store.ReadTx] without a question.
 func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	u.widen()
+	return u.get(u.g.keyAt(kind, uuid.Nil, id))
+}
+
+func (u partUpdater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	return u.get(u.g.keyAt(kind, u.account, id))
+}
+
+func (u *updater) get(k key) (*store.Record, error) {
 	u.mustLive()
-	k := key{kind, id}
 	r, known := u.g.state(k)
 	if !known {
 		u.g.wantRows[k] = struct{}{}
@@ -306,6 +380,14 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return r.record(true), nil
 }
 
+func (u partUpdater) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	return partReader{&u.reader, u.account}.Lookup(kind, hash, limit)
+}
+
+func (u partUpdater) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return partReader{&u.reader, u.account}.Children(parent, limit)
+}
+
 func (u *updater) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
 	u.mustLive()
 	if limit <= 0 {
@@ -315,7 +397,7 @@ func (u *updater) Due(kind store.Kind, shards store.Shards, until time.Time, lim
 		u.c.Alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
 		panic(unwind{})
 	}
-	return u.records(u.sql.ofDue(kind, shards, until, limit, true))
+	return u.records(u.server.sql.ofDue(kind, shards, until, limit, true))
 }
 
 // ask returns the answer to a question of a call, or ends its run.
@@ -494,7 +576,7 @@ func (g *group) touch(r *row) {
 		return
 	}
 	g.kinds[r.kind] = struct{}{}
-	g.lists[r.list()] = struct{}{}
+	g.lists[g.list(r)] = struct{}{}
 	if r.parent != uuid.Nil {
 		g.parents[r.parent] = struct{}{}
 	}
@@ -510,10 +592,15 @@ func (g *group) touch(r *row) {
 // so does the absence of one: the transaction checks them.
 func (g *group) learn(rows []*row) {
 	for _, r := range rows {
-		if _, known := g.known[r.key]; !known {
-			g.known[r.key] = r
+		if k := g.keyOf(r); g.unknown(k) {
+			g.known[k] = r
 		}
 	}
+}
+
+func (g *group) unknown(k key) bool {
+	_, known := g.known[k]
+	return !known
 }
 
 // fetch reads the rows and answers that calls want.
@@ -527,7 +614,7 @@ func (g *group) fetch() error {
 
 	g.learn(rows)
 	for _, k := range keys {
-		if _, known := g.known[k]; !known {
+		if g.unknown(k) {
 			g.known[k] = nil
 		}
 	}
@@ -540,7 +627,7 @@ func (g *group) fetch() error {
 		}
 		if q.list == nil {
 			for _, r := range a.rows {
-				g.relied[r.key] = struct{}{}
+				g.relied[g.keyOf(r)] = struct{}{}
 			}
 			g.learn(a.rows)
 		}
@@ -562,7 +649,7 @@ func (g *group) remember() {
 		case written && r != nil && before != nil:
 			g.memory.remember(r)
 		case written && before != nil:
-			g.memory.forget(k)
+			g.memory.forget(g.memory.keyOf(before))
 		}
 	}
 }

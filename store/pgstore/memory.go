@@ -5,7 +5,8 @@ import "sync"
 // A memory holds rows as they were when last read, for the reads of Updates. Whether a row
 // is still current is checked with the writes. The rows are sealed.
 type memory struct {
-	lists *arranger // hears which lists are long
+	lists   *arranger // hears which lists are long
+	divided bool      // keys have accounts
 
 	mu   sync.Mutex
 	rows map[key]*row // under mu
@@ -22,19 +23,27 @@ func (m *memory) recall(k key) *row {
 	return m.rows[k]
 }
 
+func (m *memory) keyOf(r *row) key {
+	if m.divided {
+		return key{r.kind, r.id, r.account}
+	}
+	return key{kind: r.kind, id: r.id}
+}
+
 func (m *memory) remember(r *row) {
 	if r.size() > memoryRow {
 		return
 	}
+	at := m.keyOf(r)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.rows) >= memoryRows && m.rows[r.key] == nil {
+	if len(m.rows) >= memoryRows && m.rows[at] == nil {
 		for k := range m.rows { // any
 			delete(m.rows, k)
 			break
 		}
 	}
-	m.rows[r.key] = r
+	m.rows[at] = r
 }
 
 func (m *memory) forget(k key) {

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -44,14 +45,19 @@ const newest = 2
 // version. It does nothing if they are, may be called by many processes at once, and
 // changes all or nothing. The role of the pool needs the right to create a schema, or to
 // create in it if it exists; New needs none of these. It returns store.ErrFormat if a newer
-// version has migrated the schema.
+// version has migrated the schema. With Options.Partitions it divides the tables of a new
+// schema, and returns ErrPartitions for one that has others.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := opts.check(pool); err != nil {
 		return err
 	}
+	partitions := opts.partitions()
+	if err := checkPartitions(partitions); err != nil {
+		return err
+	}
 	for tries := 1; ; tries++ {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return migrate(ctx, tx, opts.schema())
+			return migrate(ctx, tx, opts.schema(), partitions)
 		})
 		if err != nil && othersMigrate(err) && tries < migrateTries {
 			continue
@@ -77,7 +83,7 @@ func othersMigrate(err error) bool {
 	}, pg.Code)
 }
 
-func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
+func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int) error {
 	if err := execScript(ctx, tx, schema, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = '10s'`); err != nil {
 		return err
 	}
@@ -114,6 +120,15 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string) error {
 		}
 	}
 
+	if partitions <= 1 {
+		return nil
+	}
+	if at == 0 {
+		return partition(ctx, tx, schema, partitions)
+	}
+	if has, err := partitionsOf(ctx, tx, schema); err != nil || has != partitions {
+		return cmp.Or(err, ErrPartitions)
+	}
 	return nil
 }
 

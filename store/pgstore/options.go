@@ -13,6 +13,12 @@ type Options struct {
 	// and no two dollar signs in a row. Empty: "cardvault".
 	Schema string
 
+	// Partitions divides the tables of a schema that Migrate makes by a hash of the account:
+	// a power of two up to 64. Autovacuum, indexes and backups then work on smaller tables.
+	// 0 and 1: none, or for a schema that exists as many as it has. Migrate returns
+	// ErrPartitions if it has others. New finds the number by itself.
+	Partitions int
+
 	// Listen configures a connection to the server past any pooler, for LISTEN. A vault is
 	// then notified of the work of others at once. If nil it polls, twice a minute.
 	Listen *pgx.ConnConfig
@@ -32,6 +38,13 @@ func (o *Options) schema() string {
 		return "cardvault"
 	}
 	return o.Schema
+}
+
+func (o *Options) partitions() int {
+	if o == nil {
+		return 0
+	}
+	return o.Partitions
 }
 
 // check refuses options, and settings of a pool.

@@ -44,6 +44,8 @@
 // pg_catalog, and no session sets one. So the pool may be used for other things, and
 // PgBouncer, which refuses a search_path at the start of a session, works.
 //
+// With partitions, see Options.Partitions, these also apply to the tables of each partition.
+//
 // Give a vault a database of its own, to which no other role may connect: New warns if
 // PUBLIC may. Advisory locks need no other right. Their names derive from the random number
 // in seed, which only the role of the vault may read. But pg_locks shows every role the
@@ -109,19 +111,23 @@
 //
 // # Beyond one server
 //
+// Options.Partitions divides the tables within a server by a hash of the account. A
+// transaction of a Store with partitions is a [store.Divided]: a record is found in one
+// partition if the caller names the account, and else by a look at each.
+//
 // Only the keys span accounts, so accounts can be divided among several vaults by a hash of
 // their id, each with a schema on a server of its own. An account is moved by hand. Stop
 // its writes, and copy its rows of records, the rows of their children, and their lookups.
 // Then delete them in the old schema, and leave counts empty in the new one, where they are
-// made again. Within one server records can be partitioned by hash of (kind, id), and
-// lookups by hash of (kind, hash).
+// made again.
 //
 // A distributed database that speaks the protocol of PostgreSQL serves if it has
 // PL/pgSQL, arrays and unnest, read committed with a new snapshot for each statement of a function,
 // repeatable read snapshots that are the latest, transaction-level advisory locks that
 // hold on all nodes and are released after the commit is visible, FOR UPDATE SKIP LOCKED,
 // and partial indexes; LISTEN is optional. Where advisory locks do nothing, as in
-// CockroachDB, it is not serializable: do not use it there.
+// older versions of CockroachDB, it is not serializable: do not use it there. docs/scale.md names
+// what is known of others.
 package pgstore
 
 import (
@@ -174,7 +180,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	if err := opts.check(pool); err != nil {
 		return nil, err
 	}
-	pg := &server{pool: pool, opts: *opts, sql: statementsOf(opts.schema()), log: opts.Logger}
+	pg := &server{pool: pool, opts: *opts, log: opts.Logger}
 	if pg.log == nil {
 		pg.log = slog.New(slog.DiscardHandler)
 	}
@@ -189,7 +195,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	ends := &outcomes{server: pg, id: id, settled: make(chan int64)}
 	s := &Store{
 		server: pg, queue: queue.New[*call](),
-		memory:   &memory{lists: lists, rows: map[key]*row{}},
+		memory:   &memory{lists: lists, divided: pg.divided(), rows: map[key]*row{}},
 		notifier: &notifier{server: pg, locks: locks, id: id, wakes: map[store.Kind]bool{}},
 	}
 
@@ -217,6 +223,15 @@ func (s *server) inspect(ctx context.Context) (locks locker, err error) {
 		return locks, ErrNotMigrated
 	case version > newest:
 		return locks, fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, version, newest)
+	}
+
+	n, err := partitionsOf(ctx, s.pool, s.opts.schema())
+	if err != nil {
+		return locks, failed(verdictOfRead(err), err)
+	}
+	s.sql, s.parts = sqlOf(s.opts.schema(), n)
+	if err := s.checkHash(ctx); err != nil {
+		return locks, err
 	}
 
 	conn, err := s.pool.Acquire(ctx)

@@ -61,8 +61,14 @@ var schemas atomic.Int64
 // schema returns the name of a new schema.
 func schema(t testing.TB, p *pgxpool.Pool) string {
 	t.Helper()
+	return divided(t, p, 0)
+}
+
+// divided returns the name of a new schema with so many partitions.
+func divided(t testing.TB, p *pgxpool.Pool, partitions int) string {
+	t.Helper()
 	name := fmt.Sprintf("s%d of %s", schemas.Add(1), strings.Repeat("x", 3))
-	if err := pgstore.Migrate(t.Context(), p, &pgstore.Options{Schema: name}); err != nil {
+	if err := pgstore.Migrate(t.Context(), p, &pgstore.Options{Schema: name, Partitions: partitions}); err != nil {
 		t.Fatal(err)
 	}
 	return name
@@ -91,6 +97,11 @@ type placed struct {
 
 // harness is for stores that open opens in a schema.
 func harness(url string, open func(t testing.TB, p *pgxpool.Pool, schema string) store.Store) storetest.Harness {
+	return harnessOf(url, open, func() int { return 0 })
+}
+
+// harnessOf is harness with so many partitions in each new schema.
+func harnessOf(url string, open func(t testing.TB, p *pgxpool.Pool, schema string) store.Store, partitions func() int) storetest.Harness {
 	again := func(t testing.TB, s store.Store) (store.Store, error) {
 		p, name := pool(t, url), s.(placed).schema
 		return placed{open(t, p, name), p, name}, nil
@@ -98,7 +109,7 @@ func harness(url string, open func(t testing.TB, p *pgxpool.Pool, schema string)
 	return storetest.Harness{
 		Open: func(t testing.TB) store.Store {
 			p := pool(t, url)
-			name := schema(t, p)
+			name := divided(t, p, partitions())
 			return placed{open(t, p, name), p, name}
 		},
 		Reopen: again,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,7 +54,7 @@ type answer struct {
 // same reports whether two answers show the same state, as far as they reveal it.
 func (a *answer) same(b *answer) bool {
 	return a.total == b.total && slices.Equal(a.keys, b.keys) && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
-		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.key == b.key && a.stamp == b.stamp })
+		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.kind == b.kind && a.id == b.id && a.stamp == b.stamp })
 }
 
 // statements are the texts of a schema.
@@ -64,10 +65,11 @@ type statements struct {
 	scan, children, empty                        string
 	rows                                         string
 	apply, add, lock, arrange, settle, tidy, old string
-	seed, holders                                string
+	seed, holders, hash                          string
 }
 
-func statementsOf(schema string) *statements {
+// statementsOf returns the statements of a schema for a partition, or for the whole of it.
+func statementsOf(schema string, part int) *statements {
 	due := `SELECT ` + columns + ` FROM "cardvault".records r WHERE r.kind = $1 AND r.due <= $2
 		AND "cardvault".readable(r.class, r.due, r.lookup) ORDER BY r.due, r.id LIMIT $3`
 
@@ -106,9 +108,8 @@ func statementsOf(schema string) *statements {
 		empty:    `SELECT pg_catalog.count(*) FROM (SELECT FROM "cardvault".records LIMIT 1) AS r`,
 		rows: `SELECT ` + columns + ` FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::pg_catalog.uuid[])) AS k(kind, id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
-		apply: `SELECT "cardvault".apply($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-			$21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37)`,
-		add:     `SELECT "cardvault".add($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)`,
+		apply:   callOf("apply", 37),
+		add:     callOf("add", 19),
 		lock:    `SELECT "cardvault".lock($1, $2, $3)`,
 		arrange: `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
 		settle:  `SELECT "cardvault".settle($1, $2)`,
@@ -126,23 +127,62 @@ func statementsOf(schema string) *statements {
 					OR l.mode = ANY ('{ShareLock,ShareRowExclusiveLock,ExclusiveLock,AccessExclusiveLock}') AND l.relation = ANY (ARRAY(
 						SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2)))
 			LIMIT 8`,
+		hash: `SELECT pg_catalog.bool_and(pg_catalog.satisfies_hash_partition(r.tableoid, $1::integer, a.part, a.account))
+			FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.uuid[]), pg_catalog.unnest($3::integer[])) AS a(account, part)
+			CROSS JOIN (SELECT c.oid AS tableoid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+				WHERE n.nspname = $4 AND c.relname = 'records') AS r`,
+	}
+	if part != whole {
+		s.lookup = strings.Replace(s.lookup, "WHERE l.kind = $1", "WHERE l.account = $4 AND l.kind = $1", 1)
 	}
 
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.dueOf, &s.claimOf, &s.nextOf, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows,
-		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders} {
-		*text = in(schema, builtIn(*text))
+		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders, &s.hash} {
+		*text = in(schema, builtIn(inPartition(*text, part)))
 	}
 	return s
+}
+
+// callOf returns a call of a function with so many parameters.
+func callOf(function string, parameters int) string {
+	places := make([]string, parameters)
+	for i := range places {
+		places[i] = "$" + strconv.Itoa(i+1)
+	}
+	return `SELECT "cardvault".` + function + "(" + strings.Join(places, ", ") + ")"
+}
+
+// sqlOf returns the statements of a schema for all accounts, and for those of each of n
+// partitions.
+func sqlOf(schema string, n int) (all *statements, parts []*statements) {
+	all = statementsOf(schema, whole)
+	if n == 0 {
+		return all, nil
+	}
+	all.apply, all.add = in(schema, callOf("apply", 42)), in(schema, callOf("add", 21))
+	all.lookup = in(schema, `SELECT `+columns+` FROM "cardvault".found($1, $2, $3) AS r`)
+	for part := range n {
+		parts = append(parts, statementsOf(schema, part))
+	}
+	return all, parts
 }
 
 func (s *statements) ofGet(kind store.Kind, id uuid.UUID) *question {
 	return &question{sql: s.get, args: []any{int16(kind), pgUUID(id)}}
 }
 
+// ofLookup asks for records of any account. The statements of a partition are for one
+// account: see ofLookupIn.
 func (s *statements) ofLookup(kind store.Kind, hash []byte, limit int) *question {
 	hash = append([]byte{}, hash...) // null would find nothing
 	return &question{sql: s.lookup, args: []any{int16(kind), hash, count(limit)}, lookup: &hashKey{kind, string(hash)}}
+}
+
+func (s *statements) ofLookupIn(account uuid.UUID, kind store.Kind, hash []byte, limit int) *question {
+	q := s.ofLookup(kind, hash, limit)
+	q.args = append(q.args, pgUUID(account))
+	return q
 }
 
 func (s *statements) ofDue(kind store.Kind, shards store.Shards, until time.Time, limit int, claims bool) *question {
@@ -189,8 +229,7 @@ func (s *statements) ofChildren(parent uuid.UUID, limit int) *question {
 
 func (s *statements) ofEmpty() *question { return &question{sql: s.empty, empty: true} }
 
-func (s *statements) ofList(q *store.Query) *question {
-	list := listOf(q.Kind, q.Account, q.Parent)
+func (s *statements) ofList(q *store.Query, list listKey) *question {
 	high, live := q.Max, pgtype.Timestamptz{}
 	if high == uuid.Nil {
 		high = uuid.Max

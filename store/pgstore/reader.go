@@ -11,12 +11,26 @@ import (
 
 // A reader is a store.ReadTx that puts questions.
 type reader struct {
-	sql   *statements
-	ask   func(*question) (*answer, error)
-	ended bool
+	server *server
+	ask    func(*question) (*answer, error)
+	ended  bool
 }
 
-var _ store.ReadTx = (*reader)(nil)
+// A partReader is a reader of the records of one account.
+type partReader struct {
+	*reader
+	account uuid.UUID
+}
+
+var _ store.Divided = (*reader)(nil)
+
+// In implements [store.Divided].
+func (r *reader) In(account uuid.UUID) store.ReadTx {
+	if !r.server.divided() {
+		return r
+	}
+	return partReader{r, account}
+}
 
 // end makes later use panic.
 func (r *reader) end() { r.ended = true }
@@ -28,7 +42,20 @@ func (r *reader) mustLive() {
 }
 
 func (r *reader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	found, err := r.records(r.sql.ofGet(kind, id))
+	found, err := r.records(r.server.sql.ofGet(kind, id))
+	return one(found, err)
+}
+
+func (r partReader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	found, err := one(r.records(r.server.at(r.account).ofGet(kind, id)))
+	if err == nil && found.Account != r.account {
+		return nil, store.ErrNotFound
+	}
+	return found, err
+}
+
+// one returns the record that was asked for.
+func one(found []*store.Record, err error) (*store.Record, error) {
 	switch {
 	case err != nil:
 		return nil, err
@@ -40,7 +67,7 @@ func (r *reader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 
 func (r *reader) List(q *store.Query) (*store.List, error) {
 	r.mustLive()
-	a, err := r.ask(r.sql.ofList(q))
+	a, err := r.ask(r.server.at(q.Account).ofList(q, r.server.listOf(q.Kind, q.Account, q.Parent)))
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +90,15 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Recor
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.sql.ofLookup(kind, hash, limit))
+	return r.records(r.server.sql.ofLookup(kind, hash, limit))
+}
+
+func (r partReader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	r.mustLive()
+	if limit <= 0 {
+		return nil, nil
+	}
+	return r.records(r.server.at(r.account).ofLookupIn(r.account, kind, hash, limit))
 }
 
 func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
@@ -71,12 +106,12 @@ func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limi
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.sql.ofDue(kind, shards, until, limit, false))
+	return r.records(r.server.sql.ofDue(kind, shards, until, limit, false))
 }
 
 func (r *reader) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
 	r.mustLive()
-	a, err := r.ask(r.sql.ofNext(kind, shards))
+	a, err := r.ask(r.server.sql.ofNext(kind, shards))
 	if err != nil || !a.next.Valid {
 		return time.Time{}, err
 	}
@@ -88,15 +123,23 @@ func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Rec
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.sql.ofScan(kind, after, limit))
+	return r.records(r.server.sql.ofScan(kind, after, limit))
 }
 
 func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return r.children(r.server.sql, parent, limit)
+}
+
+func (r partReader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return r.children(r.server.at(r.account), parent, limit)
+}
+
+func (r *reader) children(sql *statements, parent uuid.UUID, limit int) ([]store.Key, error) {
 	r.mustLive()
 	if limit <= 0 || parent == uuid.Nil {
 		return nil, nil
 	}
-	a, err := r.ask(r.sql.ofChildren(parent, limit))
+	a, err := r.ask(sql.ofChildren(parent, limit))
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +148,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 
 func (r *reader) Empty() (bool, error) {
 	r.mustLive()
-	a, err := r.ask(r.sql.ofEmpty())
+	a, err := r.ask(r.server.sql.ofEmpty())
 	if err != nil {
 		return false, err
 	}

@@ -13,28 +13,26 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
+// A key names a record. Without partitions, and where a record may be of any account, it
+// has no account.
 type key struct {
-	kind store.Kind
-	id   uuid.UUID
+	kind    store.Kind
+	id      uuid.UUID
+	account uuid.UUID
 }
 
 // A listKey names the list of a parent or of an account.
 type listKey struct {
 	kind  store.Kind
 	child bool
+	part  uint8 // the partition of the account; 0 without partitions
 	scope uuid.UUID
-}
-
-func listOf(kind store.Kind, account, parent uuid.UUID) listKey {
-	if parent != uuid.Nil {
-		return listKey{kind, true, parent}
-	}
-	return listKey{kind, false, account}
 }
 
 // A row is a record as it is stored. It is immutable: callers receive copies of records.
 type row struct {
-	key
+	kind            store.Kind
+	id              uuid.UUID
 	account, parent uuid.UUID
 	class           uint8
 	due             pgtype.Timestamptz
@@ -43,8 +41,6 @@ type row struct {
 	lookup          []byte // hashes, each after a byte with its length
 	shown, secret   []byte
 }
-
-func (r *row) list() listKey { return listOf(r.kind, r.account, r.parent) }
 
 func (r *row) hashes() [][]byte {
 	var hashes [][]byte
@@ -75,7 +71,7 @@ func rowOf(r *store.Record) *row {
 	sealed := make([]byte, 0, len(r.Shown)+len(r.Secret))
 	sealed = append(append(sealed, r.Shown...), r.Secret...)
 	w := &row{
-		key: key{r.Kind, r.ID}, account: r.Account, parent: r.Parent, class: r.Class, version: r.Version,
+		kind: r.Kind, id: r.ID, account: r.Account, parent: r.Parent, class: r.Class, version: r.Version,
 		lookup: hashes, shown: sealed[:len(r.Shown):len(r.Shown)], secret: sealed[len(r.Shown):],
 	}
 	if !r.Due.IsZero() {
@@ -145,7 +141,7 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 		r.parent = s.uuids[2].Bytes
 	}
 	if !wellFormed(r.lookup) || r.due.InfinityModifier != pgtype.Finite || uint16(s.k)|uint16(s.c) > 255 {
-		return &row{key: r.key, account: r.account, parent: r.parent, stamp: r.stamp}, store.ErrDamaged
+		return &row{kind: r.kind, id: r.id, account: r.account, parent: r.parent, stamp: r.stamp}, store.ErrDamaged
 	}
 
 	return &r, nil
@@ -173,5 +169,5 @@ func columnsOf(keys []key) (kinds []int16, ids []pgtype.UUID) {
 }
 
 func compareKeys(a, b key) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), slices.Compare(a.id[:], b.id[:]))
+	return cmp.Or(cmp.Compare(a.kind, b.kind), slices.Compare(a.id[:], b.id[:]), slices.Compare(a.account[:], b.account[:]))
 }

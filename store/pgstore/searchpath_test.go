@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -43,6 +44,12 @@ func sqlOf(t *testing.T) string {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	divided, err := os.ReadFile("partitioned.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all.Write(comments.ReplaceAll(divided, nil))
+
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -223,10 +230,14 @@ func TestSearchPath(t *testing.T) {
 		temporary = append(temporary, "CREATE DOMAIN pg_temp."+name+" AS pg_catalog.point")
 	}
 
-	for i, test := range []struct{ name, before, path string }{
-		{"in public", "", ""},
-		{"in the schema of the role", "ALTER SCHEMA public RENAME TO trapped; CREATE SCHEMA public", ""},
-		{"before pg_catalog", "", "&search_path=pg_temp,trapped,pg_catalog"},
+	for i, test := range []struct {
+		name, before, path string
+		partitions         int
+	}{
+		{"in public", "", "", 0},
+		{"in the schema of the role", "ALTER SCHEMA public RENAME TO trapped; CREATE SCHEMA public", "", 0},
+		{"before pg_catalog", "", "&search_path=pg_temp,trapped,pg_catalog", 0},
+		{"before pg_catalog, in partitions", "", "&search_path=pg_temp,trapped,pg_catalog", 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.before != "" {
@@ -263,7 +274,7 @@ func TestSearchPath(t *testing.T) {
 				t.Fatal(err)
 			}
 			name := fmt.Sprint("trapped ", i)
-			if err := pgstore.Migrate(t.Context(), p, &pgstore.Options{Schema: name}); err != nil {
+			if err := pgstore.Migrate(t.Context(), p, &pgstore.Options{Schema: name, Partitions: test.partitions}); err != nil {
 				t.Error(err)
 			}
 			exercise(t, admin, p, name)
@@ -274,7 +285,11 @@ func TestSearchPath(t *testing.T) {
 					AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`, name).Scan(&unset); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(unset, []string{"below", "blocks", "has"}) {
+			inlined := []string{"below", "blocks", "has"}
+			if test.partitions > 0 {
+				inlined = []string{"below", "blocks_0", "blocks_1", "has"}
+			}
+			if !slices.Equal(unset, inlined) {
 				t.Errorf("without a search path of their own: %q", unset)
 			}
 			mu.Lock()
@@ -285,7 +300,7 @@ func TestSearchPath(t *testing.T) {
 			var missed []string
 			for deadline := time.Now().Add(time.Minute); ; <-time.After(10 * time.Millisecond) {
 				rows, err := admin.Query(t.Context(), `SELECT proname FROM pg_proc p WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
-					AND proname NOT IN ('blocks', 'below', 'has') AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name)
+					AND NOT proname = ANY ($2) AND (proname !~ '_[01]$' OR proname LIKE '%' || $3) AND NOT EXISTS (SELECT FROM pg_stat_user_functions f WHERE f.funcid = p.oid)`, name, inlined, suffix(t, admin, name))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -301,6 +316,16 @@ func TestSearchPath(t *testing.T) {
 			}
 		})
 	}
+}
+
+// suffix returns what the names of the objects end with that are for the account's partition.
+func suffix(t *testing.T, admin *pgxpool.Pool, name string) (end string) {
+	t.Helper()
+	if err := admin.QueryRow(t.Context(), `SELECT substr(c.relname, length('records') + 1) FROM `+pgx.Identifier{name, "records"}.Sanitize()+` r
+		JOIN pg_class c ON c.oid = r.tableoid WHERE r.account = $1 LIMIT 1`, account).Scan(&end); err != nil {
+		t.Fatal(err)
+	}
+	return end
 }
 
 // exercise calls everything that a Store can do.
@@ -340,6 +365,13 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 			return err
 		}
 		if _, err := tx.Children(id(1), 2); err != nil {
+			return err
+		}
+		in := tx.(store.Divided).In(account)
+		if _, err := in.Children(id(1), 2); err != nil {
+			return err
+		}
+		if _, err := in.Lookup(kind, []byte("hash"), 2); err != nil {
 			return err
 		}
 		_, err := tx.Empty()
@@ -383,10 +415,12 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 	}
 	second := between(20)
 	second.Version = 2
+	named := between(301)
 	for _, fn := range []func(store.Tx) error{
 		due,
 		func(tx store.Tx) error { tx.Put(child(-1, 1)); tx.Put(child(-2, 1)); return read(tx) },
 		func(tx store.Tx) error { tx.Put(second); return nil },
+		func(tx store.Tx) error { tx.(store.Divided).In(account).(store.Tx).Put(named); return nil },
 		func(tx store.Tx) error { tx.Delete(kind, id(1)); tx.Delete(kind+1, id(-1)); return nil },
 	} {
 		if err := s.Update(t.Context(), fn); err != nil {
@@ -400,7 +434,7 @@ func exercise(t *testing.T, admin, p *pgxpool.Pool, name string) {
 	for _, sql := range []string{
 		`SELECT ` + schema + `.settle($1, 1)`,
 		`SELECT ` + schema + `.lock(true, '{1,2}', '{true,false}') WHERE $1::pg_catalog.uuid IS NOT NULL`,
-		`SELECT b.n FROM ` + schema + `.blocks(7::smallint, false, $1, 1::smallint, $1, $1, '{1}') AS b`,
+		`SELECT b.n FROM ` + schema + `.blocks` + suffix(t, admin, name) + `(7::smallint, false, $1, 1::smallint, $1, $1, '{1}') AS b`,
 		`SELECT ` + schema + `.has(r.lookup, r.shown) FROM ` + schema + `.records r WHERE r.id OPERATOR(pg_catalog.<>) $1 LIMIT 1`,
 		`SELECT ` + schema + `.below($1, ARRAY[$1, r.id]) FROM ` + schema + `.records r LIMIT 1`,
 	} {

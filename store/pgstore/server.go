@@ -8,9 +8,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cardvault/cardvault/store"
 )
 
 // A server is the PostgreSQL of a Store, and holds checked connections to it. All
@@ -18,10 +22,43 @@ import (
 type server struct {
 	pool     *pgxpool.Pool
 	opts     Options
-	sql      *statements
+	sql      *statements   // for all accounts
+	parts    []*statements // for those of each partition; none: the tables are whole
 	log      *slog.Logger
 	timeline atomic.Int64 // the latest that a server has had; -1: servers do not say
 }
+
+// divided reports whether the tables have partitions.
+func (s *server) divided() bool { return len(s.parts) > 0 }
+
+// part returns the number of the partition of an account.
+func (s *server) part(account uuid.UUID) int {
+	if !s.divided() {
+		return 0
+	}
+	return partitionOf(account, len(s.parts))
+}
+
+// at returns the statements for records of an account.
+func (s *server) at(account uuid.UUID) *statements {
+	if !s.divided() {
+		return s.sql
+	}
+	return s.parts[s.part(account)]
+}
+
+// listOf names the list of a parent, or of an account.
+func (s *server) listOf(kind store.Kind, account, parent uuid.UUID) listKey {
+	list := listKey{kind: kind, child: parent != uuid.Nil, scope: account}
+	if list.child {
+		list.scope = parent
+	}
+	list.part = uint8(s.part(account))
+	return list
+}
+
+// list names the list in which a row is if it has a class.
+func (s *server) list(r *row) listKey { return s.listOf(r.kind, r.account, r.parent) }
 
 const (
 	patience  = 5 * time.Second  // for a server that takes writes
@@ -219,4 +256,27 @@ func ask(ctx context.Context, conn *pgx.Conn, q *question) (*answer, error) {
 		return nil, err
 	}
 	return q.read(rows)
+}
+
+// checkHash returns store.ErrFormat unless the server puts accounts into the partitions in
+// which the Store looks for them: a server of another byte order does not.
+func (s *server) checkHash(ctx context.Context) error {
+	if !s.divided() {
+		return nil
+	}
+	var accounts []pgtype.UUID
+	var parts []int32
+	for range 64 {
+		account := uuid.New()
+		accounts, parts = append(accounts, pgUUID(account)), append(parts, int32(partitionOf(account, len(s.parts))))
+	}
+	var same bool
+	err := s.pool.QueryRow(ctx, s.sql.hash, int32(len(s.parts)), accounts, parts, s.opts.schema()).Scan(&same)
+	switch {
+	case err != nil:
+		return failed(verdictOfRead(err), err)
+	case !same:
+		return fmt.Errorf("%w: the server divides accounts in another way", store.ErrFormat)
+	}
+	return nil
 }

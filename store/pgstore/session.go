@@ -15,6 +15,7 @@ type session struct {
 	*server
 	conn *pgxpool.Conn // nil while none is needed
 	open bool          // a transaction is, on conn
+	wide bool          // keys have no account: the tables are whole, or calls do not name it
 }
 
 // connect opens a connection, unless there is one.
@@ -57,11 +58,8 @@ func (s *session) fetch(ctx context.Context, keys []key, questions []*question) 
 	if slices.ContainsFunc(questions, func(q *question) bool { return q.claims }) {
 		skip = s.begin(&b)
 	}
-	if len(keys) > 0 {
-		kinds, ids := columnsOf(keys)
-		b.Queue(s.sql.rows, kinds, ids)
-	}
-	for _, q := range questions {
+	queries := s.ofRows(keys)
+	for _, q := range slices.Concat(queries, questions) {
 		b.Queue(q.sql, q.args...)
 	}
 
@@ -75,12 +73,12 @@ func (s *session) fetch(ctx context.Context, keys []key, questions []*question) 
 	if err := pass(results, skip); err != nil {
 		return nil, nil, err
 	}
-	if len(keys) > 0 {
-		a, err := new(question).of(results)
+	for _, q := range queries {
+		a, err := q.of(results)
 		if err != nil {
 			return nil, nil, err
 		}
-		rows = a.rows
+		rows = append(rows, a.rows...)
 	}
 
 	for _, q := range questions {
@@ -91,6 +89,31 @@ func (s *session) fetch(ctx context.Context, keys []key, questions []*question) 
 		answers = append(answers, a)
 	}
 	return rows, answers, nil
+}
+
+// ofRows asks for rows: in one question for those that may be of any account, in one for
+// each partition of the others.
+func (s *session) ofRows(keys []key) (queries []*question) {
+	add := func(sql *statements, keys []key) {
+		if len(keys) > 0 {
+			kinds, ids := columnsOf(keys)
+			queries = append(queries, &question{sql: sql.rows, args: []any{kinds, ids}})
+		}
+	}
+	if s.wide {
+		add(s.sql, keys)
+		return queries
+	}
+
+	of := map[int][]key{}
+	for _, k := range keys {
+		part := s.part(k.account)
+		of[part] = append(of[part], k)
+	}
+	for part, keys := range of {
+		add(s.parts[part], keys)
+	}
+	return queries
 }
 
 // pass passes over results of statements that only have to succeed.

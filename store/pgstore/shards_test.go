@@ -48,7 +48,7 @@ func TestShardIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	sql := statementsOf("cardvault")
+	sql := statementsOf("cardvault", whole)
 	var shards store.Shards
 	shards.Add(3)
 	shards.Add(15)

@@ -2,6 +2,8 @@ package pgstore
 
 import (
 	"errors"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -33,3 +35,18 @@ var operators = func() *strings.Replacer {
 func in(schema, sql string) string { return strings.ReplaceAll(sql, `"cardvault"`, quoted(schema)) }
 
 func quoted(schema string) string { return pgx.Identifier{schema}.Sanitize() }
+
+// ofPartition matches the objects of which each partition has its own.
+var ofPartition = regexp.MustCompile(`"cardvault"\.(records|lookups|counts|arrange|block_of|blocks|children|cut|fold|list|list_hash|rank|tally|walk)\b`)
+
+// whole is the partition number in statements for all partitions.
+const whole = -1
+
+// inPartition returns a statement with the objects of one partition: its tables, and the
+// functions that name them. So the server spends no time on the choice.
+func inPartition(sql string, part int) string {
+	if part == whole {
+		return sql
+	}
+	return ofPartition.ReplaceAllString(sql, `"cardvault".${1}_`+strconv.Itoa(part))
+}

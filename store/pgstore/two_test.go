@@ -52,6 +52,13 @@ func TestReplicas(t *testing.T) {
 	storetest.Run(t, harness(postgres.Get(t).URL("postgres"), openReplicas))
 }
 
+// Every third store has partitions.
 func TestVaultReplicas(t *testing.T) {
-	vaultsuite.Run(t, harness(postgres.Get(t).URL("postgres"), openReplicas))
+	var opened atomic.Int64
+	vaultsuite.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, func() int {
+		if opened.Add(1)%3 == 0 {
+			return 16
+		}
+		return 0
+	}))
 }

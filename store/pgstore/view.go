@@ -30,7 +30,7 @@ const viewsLost = 3 // connections that a view may lose
 // run calls fn and reports whether it has to be called once more, whatever fn has made
 // of the panic that says so.
 func (v *view) run(fn func(store.ReadTx) error) (again bool, err error) {
-	r := &reader{sql: v.sql, ask: v.ask}
+	r := &reader{server: v.server, ask: v.ask}
 	v.again = false
 	ok := false
 	defer func() {

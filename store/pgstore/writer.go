@@ -90,6 +90,7 @@ func (w *writer) collect() *group {
 	for ; ok; c, ok = w.queue.Next(g.pending, nil) {
 		g.pending = append(g.pending, c)
 	}
+	g.begins()
 	return g
 }
 
@@ -253,12 +254,12 @@ func (w *writer) commit(ctx context.Context, g *group) (verdict, error) {
 func (w *writer) writeAtOnce(ctx context.Context, g *group, changes *writes, keys []int64, exclusive []bool) (large []int32, err error) {
 	stamp := rand.Int64()
 	if a := changes.addArgs(g, w.outcomes.id, w.turn, stamp, keys, exclusive); a != nil {
-		err = g.conn.QueryRow(ctx, w.sql.add, a.args()...).Scan(&large)
+		err = g.conn.QueryRow(ctx, w.sql.add, a.args(w.divided())...).Scan(&large)
 		return large, err
 	}
 	a := changes.applyArgs(g, w.outcomes.id, w.turn, stamp)
 	a.patient, a.keys, a.exclusive = true, keys, exclusive
-	err = g.conn.QueryRow(ctx, w.sql.apply, a.args()...).Scan(&large)
+	err = g.conn.QueryRow(ctx, w.sql.apply, a.args(w.divided())...).Scan(&large)
 	return large, err
 }
 
@@ -268,7 +269,7 @@ func (w *writer) writeAndCommit(ctx context.Context, g *group, changes *writes, 
 	a := changes.applyArgs(g, w.outcomes.id, w.turn, rand.Int64())
 	a.keys, a.exclusive = keys, exclusive
 	var b pgx.Batch
-	b.Queue(w.sql.apply, a.args()...)
+	b.Queue(w.sql.apply, a.args(w.divided())...)
 	b.Queue("COMMIT")
 
 	results := g.conn.SendBatch(ctx, &b)
@@ -323,7 +324,7 @@ func (w *writer) count(g *group) {
 		if r == nil || r.class == 0 || g.known[k] != nil {
 			continue
 		}
-		list := r.list()
+		list := w.list(r)
 		if w.grown[list]++; w.grown[list] >= longTail {
 			delete(w.grown, list)
 			w.memory.lists.note(list, uuid.Max)

@@ -39,7 +39,7 @@ func (g *group) lockRows(locks lockSet) {
 		case before != nil:
 			locks.add(g.locks.id(k.id), written)
 		case written && after != nil:
-			locks.add(g.locks.birth(k), false) // the primary key excludes a second birth
+			locks.add(g.locks.birth(k), g.blind()) // the primary key excludes a second birth
 		default:
 			locks.add(g.locks.birth(k), true)
 		}
@@ -66,7 +66,7 @@ func (g *group) lockQuestion(locks lockSet, q *question) {
 		locks.add(g.locks.id(q.parent), true)
 	case q.scan != 0: // the found rows are among the rows that were read
 		for i := range byte(births) {
-			locks.add(g.locks.birth(key{q.scan, uuid.UUID{15: i}}), true)
+			locks.add(g.locks.birth(key{kind: q.scan, id: uuid.UUID{15: i}}), true)
 		}
 	default:
 		locks.add(g.locks.due(q.due), true)
@@ -102,7 +102,7 @@ func (g *group) lockTouched(locks lockSet) {
 // writing goroutine.
 type writes struct {
 	any     bool
-	gone    []key
+	gone    []*row
 	rows    []*row // first the rows that replace another
 	changed int    // how many rows are these
 	off     []lookup
@@ -115,7 +115,7 @@ type writes struct {
 
 type lookup struct {
 	hashKey
-	id uuid.UUID
+	id, account uuid.UUID
 }
 
 // An entry is a record that has come into a list, or left it.
@@ -139,15 +139,17 @@ func (g *group) writes() *writes {
 		w.any = true
 		switch {
 		case after == nil:
-			w.gone = append(w.gone, k)
+			w.gone = append(w.gone, before)
 		case before == nil:
 			fresh = append(fresh, after)
+		case before.account != after.account: // deleted and put again: perhaps in another partition
+			w.gone, fresh = append(w.gone, before), append(fresh, after)
 		default:
 			w.rows = append(w.rows, after)
 		}
 
 		w.setLookups(before, after)
-		w.setLists(before, after)
+		w.setLists(g, before, after)
 	}
 
 	w.changed = len(w.rows)
@@ -161,7 +163,7 @@ func (w *writes) setLookups(before, after *row) {
 			return
 		}
 		seen := map[string]bool{}
-		if except != nil {
+		if except != nil && except.account == of.account {
 			for _, hash := range except.hashes() {
 				seen[string(hash)] = true
 			}
@@ -169,7 +171,7 @@ func (w *writes) setLookups(before, after *row) {
 		for _, hash := range of.hashes() {
 			if !seen[string(hash)] {
 				seen[string(hash)] = true
-				*to = append(*to, lookup{hashKey{of.kind, string(hash)}, of.id})
+				*to = append(*to, lookup{hashKey{of.kind, string(hash)}, of.id, of.account})
 			}
 		}
 	}
@@ -178,8 +180,8 @@ func (w *writes) setLookups(before, after *row) {
 	collect(after, before, &w.on)
 }
 
-func (w *writes) setLists(before, after *row) {
-	if before != nil && after != nil && before.class == after.class && before.list() == after.list() {
+func (w *writes) setLists(g *group, before, after *row) {
+	if before != nil && after != nil && before.class == after.class && g.list(before) == g.list(after) {
 		return
 	}
 	for _, r := range []*row{before, after} {
@@ -187,7 +189,7 @@ func (w *writes) setLists(before, after *row) {
 			continue
 		}
 
-		list := r.list()
+		list := g.list(r)
 		i := w.place[list]
 		if i == 0 {
 			w.lists, w.least = append(w.lists, list), append(w.least, r.id)
@@ -224,10 +226,13 @@ func (w *writes) applyArgs(g *group, of uuid.UUID, turn, stamp int64) *applyArgs
 		a.ofTurn, a.newStamp = pgtype.Int8{Int64: turn, Valid: true}, pgtype.Int8{Int64: stamp, Valid: true}
 	}
 	a.setRead(g)
-	a.goneKind, a.goneID = columnsOf(w.gone)
-	a.setNew(w.rows, stamp)
-	a.offKind, a.offHash, a.offID = lookupColumns(w.off)
-	a.onKind, a.onHash, a.onID = lookupColumns(w.on)
+	for _, r := range w.gone {
+		a.goneKind, a.goneID = append(a.goneKind, int16(r.kind)), append(a.goneID, pgUUID(r.id))
+		a.goneAccount = append(a.goneAccount, pgUUID(r.account))
+	}
+	a.setNew(g, w.rows, stamp)
+	a.offKind, a.offHash, a.offID, a.offAccount = lookupColumns(w.off)
+	a.onKind, a.onHash, a.onID, a.onAccount = lookupColumns(w.on)
 	a.setLists(w)
 	return a
 }
@@ -237,19 +242,19 @@ func (a *applyArgs) setRead(g *group) {
 	n := len(g.relied)
 	a.readKind, a.readID, a.readStamp = make([]int16, 0, n), make([]pgtype.UUID, 0, n), make([]pgtype.Int8, 0, n)
 	for k := range g.relied {
-		stamp := pgtype.Int8{}
+		stamp, account := pgtype.Int8{}, pgtype.UUID{Bytes: k.account, Valid: !g.wide}
 		if r := g.known[k]; r != nil {
-			stamp = pgtype.Int8{Int64: r.stamp, Valid: true}
-		} else if g.overlay[k] != nil {
+			stamp, account = pgtype.Int8{Int64: r.stamp, Valid: true}, pgUUID(r.account)
+		} else if g.overlay[k] != nil && !g.blind() {
 			continue // the primary key ensures that it is new
 		}
 		a.readKind, a.readID = append(a.readKind, int16(k.kind)), append(a.readID, pgUUID(k.id))
-		a.readStamp = append(a.readStamp, stamp)
+		a.readStamp, a.readAccount = append(a.readStamp, stamp), append(a.readAccount, account)
 	}
 }
 
 // setNew sets the columns of rows, and the stamp in each.
-func (a *applyArgs) setNew(rows []*row, stamp int64) {
+func (a *applyArgs) setNew(g *group, rows []*row, stamp int64) {
 	n := len(rows)
 	a.newKind, a.newClass, a.newChild = make([]int16, n), make([]int16, n), make([]bool, n)
 	a.newID, a.newAccount, a.newScope = make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
@@ -257,7 +262,7 @@ func (a *applyArgs) setNew(rows []*row, stamp int64) {
 	a.newLookup, a.newShown, a.newSecret = make([][]byte, n), make([][]byte, n), make([][]byte, n)
 
 	for i, r := range rows {
-		list := r.list()
+		list := g.list(r)
 		r.stamp = stamp
 		a.newKind[i], a.newID[i], a.newAccount[i] = int16(r.kind), pgUUID(r.id), pgUUID(r.account)
 		a.newScope[i], a.newChild[i] = pgUUID(list.scope), list.child
@@ -266,19 +271,21 @@ func (a *applyArgs) setNew(rows []*row, stamp int64) {
 	}
 }
 
-func lookupColumns(lookups []lookup) (kinds []int16, hashes [][]byte, ids []pgtype.UUID) {
+func lookupColumns(lookups []lookup) (kinds []int16, hashes [][]byte, ids, accounts []pgtype.UUID) {
 	for _, l := range lookups {
 		kinds, hashes, ids = append(kinds, int16(l.kind)), append(hashes, []byte(l.hash)), append(ids, pgUUID(l.id))
+		accounts = append(accounts, pgUUID(l.account))
 	}
-	return kinds, hashes, ids
+	return kinds, hashes, ids, accounts
 }
 
 // setLists sets the columns of lists, and of the entries that change in them.
 func (a *applyArgs) setLists(w *writes) {
 	n := len(w.lists)
 	a.listKind, a.listChild = make([]int16, n), make([]bool, n)
-	a.listScope, a.listLeast = make([]pgtype.UUID, n), make([]pgtype.UUID, n)
+	a.listScope, a.listLeast, a.listPart = make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]int16, n)
 	for i, l := range w.lists {
+		a.listPart[i] = int16(l.part)
 		a.listKind[i], a.listChild[i], a.listScope[i], a.listLeast[i] = int16(l.kind), l.child, pgUUID(l.scope), pgUUID(w.least[i])
 	}
 
@@ -298,7 +305,7 @@ const addLocks = 8
 // array costs the server more than all values of that row, so they take two thirds of
 // the time.
 func (w *writes) addArgs(g *group, of uuid.UUID, turn, stamp int64, keys []int64, exclusive []bool) *addArgs {
-	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) {
+	if len(w.rows) != 1 || w.changed+len(w.gone)+len(w.off) > 0 || len(keys) > addLocks || slices.Contains(exclusive, true) || g.blind() {
 		return nil
 	}
 
@@ -313,9 +320,10 @@ func (w *writes) addArgs(g *group, of uuid.UUID, turn, stamp int64, keys []int64
 
 	r := w.rows[0]
 	r.stamp = stamp
-	list := r.list()
+	list := g.list(r)
 	a := &addArgs{
-		keys: keys, ofStore: pgUUID(of), ofTurn: turn, newStamp: stamp,
+		newPart: int16(list.part),
+		keys:    keys, ofStore: pgUUID(of), ofTurn: turn, newStamp: stamp,
 		newKind: int16(r.kind), newID: pgUUID(r.id), newAccount: pgUUID(r.account),
 		newScope: pgUUID(list.scope), newChild: list.child, newClass: int16(r.class),
 		newDue: r.due, newVersion: int64(r.version), newLookup: r.lookup, newShown: r.shown, newSecret: r.secret,
@@ -324,6 +332,7 @@ func (w *writes) addArgs(g *group, of uuid.UUID, turn, stamp int64, keys []int64
 	if read != nil {
 		a.readKind = pgtype.Int2{Int16: int16(read.kind), Valid: true}
 		a.readID, a.readStamp = pgUUID(read.id), pgtype.Int8{Int64: read.stamp, Valid: true}
+		a.readAccount = pgUUID(read.account)
 	}
 	for _, l := range w.on {
 		a.hashes = append(a.hashes, []byte(l.hash))

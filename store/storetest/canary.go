@@ -149,6 +149,22 @@ func (w watchedReads) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.
 	return w.ReadTx.Lookup(kind, hash, limit)
 }
 
+// In returns the transaction of an account if the store keeps accounts apart, else its own.
+func (w watchedReads) In(id uuid.UUID) store.ReadTx {
+	if d, ok := w.ReadTx.(store.Divided); ok {
+		return watchedReads{d.In(id), w.c}
+	}
+	return w
+}
+
+func (w watchedTx) In(id uuid.UUID) store.ReadTx {
+	if d, ok := w.tx.(store.Divided); ok {
+		in := d.In(id)
+		return watchedTx{watchedReads{in, w.c}, in.(store.Tx)}
+	}
+	return w
+}
+
 type watchedTx struct {
 	watchedReads
 	tx store.Tx

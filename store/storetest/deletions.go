@@ -55,7 +55,7 @@ func Deletions(t testing.TB, s store.Store, measure func(fn func(store.Tx) error
 		})
 
 		holds(t, s, row(first+1+some, ofKind(kindB), ofParent(of), class(some%3), hashes("h"), due(at)))
-		if total := list(t, s, store.Query{Kind: kindB, Parent: of, Count: true}).Total; total != listedOf(n)-listedOf(some) {
+		if total := list(t, s, store.Query{Kind: kindB, Account: alice, Parent: of, Count: true}).Total; total != listedOf(n)-listedOf(some) {
 			t.Errorf("Total of a family of %d, %d of them erased = %d, want %d", n, some, total, listedOf(n)-listedOf(some))
 		}
 		costs[n] = cost

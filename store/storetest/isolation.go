@@ -289,7 +289,7 @@ func phantom(t testing.TB, s store.Store) {
 				if err != nil {
 					return err
 				}
-				l, err := tx.List(&store.Query{Kind: kindB, Parent: family, Count: true})
+				l, err := tx.List(&store.Query{Kind: kindB, Account: alice, Parent: family, Count: true})
 				if err != nil {
 					return err
 				}
@@ -314,7 +314,7 @@ func phantom(t testing.TB, s store.Store) {
 			return err
 		})
 
-		if total := list(t, s, store.Query{Kind: kindB, Parent: family, Count: true}).Total; total != limit {
+		if total := list(t, s, store.Query{Kind: kindB, Account: alice, Parent: family, Count: true}).Total; total != limit {
 			t.Errorf("%d records in a list limited to %d", total, limit)
 		}
 		if t.Failed() {

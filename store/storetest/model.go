@@ -60,7 +60,7 @@ func has(r *store.Record, hash []byte) bool {
 // list returns all that q selects.
 func (m model) list(q *store.Query) []*store.Record {
 	rs := m.sorted(byID, func(r *store.Record) bool {
-		return r.Kind == q.Kind && r.Parent == q.Parent && (r.Account == q.Account || q.Parent != uuid.Nil) &&
+		return r.Kind == q.Kind && r.Parent == q.Parent && r.Account == q.Account &&
 			r.Class != 0 && q.Classes.Has(r.Class) &&
 			bytes.Compare(q.Min[:], r.ID[:]) <= 0 &&
 			(q.Max == uuid.Nil || bytes.Compare(r.ID[:], q.Max[:]) <= 0) &&
@@ -231,6 +231,7 @@ func (w *walk) query() *store.Query {
 		q.Account = bob
 	}
 	if w.IntN(3) == 0 && len(w.known) > 0 {
+		q.Account = alice
 		q.Parent = w.known[w.IntN(min(20, len(w.known)))].id
 	}
 

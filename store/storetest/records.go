@@ -242,7 +242,7 @@ func allOrNone(t testing.TB, s store.Store) {
 	holds(t, s, kept, row(2, ofParent(idOf(1))), row(3))
 	lacks(t, s, row(4))
 	lists(t, s, "list", store.Query{Kind: kindA, Account: alice}, 1, 3)
-	lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
+	lists(t, s, "children", store.Query{Kind: kindA, Account: alice, Parent: idOf(1)}, 2)
 	view(t, s, func(tx store.ReadTx) error {
 		got, err := tx.Lookup(kindA, []byte("new"), 9)
 		is(t, "Lookup of a hash never written", got)
@@ -288,9 +288,9 @@ func deletes(t testing.TB, s store.Store) {
 		holds(t, s, family...)
 		holds(t, s, others...)
 		lists(t, s, "list of the account", store.Query{Kind: kindA, Account: alice}, 6)
-		lists(t, s, "list of the deleted parent", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
-		lists(t, s, "list of a grandchild", store.Query{Kind: kindA, Parent: idOf(4), Classes: set(7)}, 5)
-		lists(t, s, "list of another parent", store.Query{Kind: kindB, Parent: idOf(6)}, 7)
+		lists(t, s, "list of the deleted parent", store.Query{Kind: kindA, Account: alice, Parent: idOf(1)}, 2)
+		lists(t, s, "list of a grandchild", store.Query{Kind: kindA, Account: alice, Parent: idOf(4), Classes: set(7)}, 5)
+		lists(t, s, "list of another parent", store.Query{Kind: kindB, Account: alice, Parent: idOf(6)}, 7)
 		childrenAre(t, s, idOf(1), 9, family[0], family[1])
 		childrenAre(t, s, idOf(3), 9, family[2])
 		for k, want := range map[store.Kind][]int{kindA: {2}, kindB: {3, 8}, kindC: {4}} {
@@ -345,8 +345,8 @@ func deleteWithinUpdate(t testing.TB, s store.Store) {
 
 	holds(t, s, row(1, shown("again")), row(2, ofParent(idOf(1))), row(3, ofParent(idOf(1))), row(4, ofParent(idOf(3)), ofKind(kindB)))
 	lacks(t, s, row(5))
-	lists(t, s, "children", store.Query{Kind: kindA, Parent: idOf(1)}, 2, 3, 7)
-	lists(t, s, "children of a record that was put and deleted", store.Query{Kind: kindA, Parent: idOf(5)}, 6, 8)
+	lists(t, s, "children", store.Query{Kind: kindA, Account: alice, Parent: idOf(1)}, 2, 3, 7)
+	lists(t, s, "children of a record that was put and deleted", store.Query{Kind: kindA, Account: alice, Parent: idOf(5)}, 6, 8)
 
 	rewrite := func(tx store.Tx) error {
 		tx.Delete(kindA, idOf(1))
@@ -391,20 +391,20 @@ func orphans(t testing.TB, s store.Store) {
 	orphan := row(2, ofParent(idOf(1)), hashes("h"), due(at))
 	put(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
 	holds(t, s, orphan, row(3, ofParent(idOf(2)), class(0)))
-	lists(t, s, "list of a parent that never existed", store.Query{Kind: kindA, Parent: idOf(1)}, 2)
+	lists(t, s, "list of a parent that never existed", store.Query{Kind: kindA, Account: alice, Parent: idOf(1)}, 2)
 	found(t, s, kindA, "h", 9, 2)
 	overdue(t, s, kindA, at, 9, 2)
 	childrenAre(t, s, idOf(1), 9, orphan)
 
 	put(t, s, row(2, ofParent(idOf(1)), version(2), class(5)))
-	lists(t, s, "list afterwards", store.Query{Kind: kindA, Parent: idOf(1), Classes: set(5)}, 2)
+	lists(t, s, "list afterwards", store.Query{Kind: kindA, Account: alice, Parent: idOf(1), Classes: set(5)}, 2)
 	found(t, s, kindA, "h", 9)
 	update(t, s, deleting(row(1)))
 	holds(t, s, row(2, ofParent(idOf(1)), version(2), class(5)))
 	update(t, s, deleting(orphan))
 	lacks(t, s, orphan)
 	childrenAre(t, s, idOf(1), 9)
-	lists(t, s, "list of a parent without children", store.Query{Kind: kindA, Parent: idOf(1)})
+	lists(t, s, "list of a parent without children", store.Query{Kind: kindA, Account: alice, Parent: idOf(1)})
 }
 
 func putKeepsNothing(t testing.TB, s store.Store) {

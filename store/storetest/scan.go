@@ -217,7 +217,7 @@ func children(t testing.TB, s store.Store) {
 	put(t, s, strays...)
 	holds(t, s, strays...)
 	childrenAre(t, s, idOf(50), 9, strays...)
-	lists(t, s, "list of an absent parent", store.Query{Kind: kindA, Parent: idOf(50)}, 20)
+	lists(t, s, "list of an absent parent", store.Query{Kind: kindA, Account: alice, Parent: idOf(50)}, 20)
 }
 
 func childrenOfMany(t testing.TB, s store.Store) {

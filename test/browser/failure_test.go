@@ -320,6 +320,46 @@ func TestPayloadRefused(t *testing.T) {
 	}
 }
 
+// TestReplace enters a card in place of the card of a token. A refused one changes nothing.
+func TestReplace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	token, err := r.vault.Tokenize(t.Context(), cardvault.NewSessionID(uuid.MustParse(r.newSession())), cardvault.Card{
+		PAN: card.NewPAN([]byte(visa.number)), Expiry: card.Expiry{Month: 12, Year: 2030},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := r.vault.ReplaceSession(t.Context(), token.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	p := r.open(visit{session: session.ID.UUID().String(), attributes: `cardholder-name="required"`})
+	if d := p.await("ready"); d.Action != "replace_card" || d.MaskedAccountNumber != "411111******0005" || d.Scheme != "VISA" {
+		t.Errorf("ready: %+v", d)
+	}
+	p.enter()
+	want(p.frame, "name,number,expiry,code", `[...document.querySelectorAll("input")].filter((e) => e.checkVisibility()).map((e) => e.id).join()`)
+	p.axe("replace")
+	p.screenshot("replace")
+	p.submit()
+	p.wantFailure("incomplete", "correct")
+	if k := r.token(token.ID.String()); k.LastFour != visa.number[len(visa.number)-4:] {
+		t.Errorf("the token has the card %s", k.MaskedAccountNumber)
+	}
+
+	p.fill("name", "Ada Lovelace")
+	p.enterCard(amex)
+	p.submit()
+	if d := p.await("success"); d.TokenID != token.ID.String() || !r.hasCode(d.TokenID) {
+		t.Errorf("success: %+v", d)
+	}
+	if k := r.token(token.ID.String()); k.Scheme != card.AmericanExpress || k.LastFour != amex.number[len(amex.number)-4:] || r.tokens() != 1 {
+		t.Errorf("the token has the card %s, one of %d", k.MaskedAccountNumber, r.tokens())
+	}
+}
+
 // TestRefresh enters the security code of a stored card again.
 func TestRefresh(t *testing.T) {
 	t.Parallel()

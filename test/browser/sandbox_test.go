@@ -51,6 +51,7 @@ func TestSandbox(t *testing.T) {
 		"payment data": (*sandbox).testPaymentData,
 		"scheme":       (*sandbox).testScheme,
 		"code":         (*sandbox).testCode,
+		"replaced":     (*sandbox).testReplaced,
 		"deleted":      (*sandbox).testDeleted,
 		"pages":        (*sandbox).testPages,
 		"restarted":    (*sandbox).testRestarted,
@@ -474,7 +475,7 @@ func (s *sandbox) testPaymentData() {
 	p.pills(declined, "active,code available")
 	p.unfold(declined)
 	p.act(declined, "payment-data")
-	p.text("#token-"+declined, "No cryptogram")
+	p.text("#token-"+declined, "No payment data")
 	p.wait(`document.querySelector("#token-" + %s + " .records code")`, declined)
 }
 
@@ -518,7 +519,7 @@ func (s *sandbox) testCode() {
 	if d := p.await("ready"); d.Action != "refresh_security_code" || d.MaskedAccountNumber != "411111******0005" {
 		s.t.Errorf("ready: %+v", d)
 	}
-	want(&p.world, "code-entry-"+id, `card.id`)
+	want(&p.world, "refresh-session-"+id, `card.id`)
 	p.enter()
 	p.world.axe("code")
 	p.axe("code")
@@ -527,7 +528,7 @@ func (s *sandbox) testCode() {
 	p.wantFailure("incomplete", "correct")
 	p.fill("code", "123")
 	p.screenshot("code")
-	p.click("#token-%s .code-form .main", id)
+	p.click("#token-%s .entry-form .main", id)
 	p.await("success")
 	p.pills(id, "active,code available")
 	p.text("#token-"+id, "Security code saved.")
@@ -535,6 +536,46 @@ func (s *sandbox) testCode() {
 	if b := s.call("GET", "/tokens/"+id+"/security-code", ""); !bytes.Contains(b, []byte("true")) {
 		s.t.Errorf("the vault answers %s", b)
 	}
+}
+
+// testReplaced sees the scheme replace the number of a card, enters the new card for the same
+// token, and pays with it.
+func (s *sandbox) testReplaced() {
+	id := s.stored(34)
+	p := s.open(1280)
+	p.pills(id, "replaced by scheme,active,code available")
+	p.text("#token-"+id, "The scheme has replaced the card number.")
+	p.unfold(id)
+	p.text("#token-"+id+" .facts", "the vault has the old one")
+
+	p.act(id, "replace-session")
+	if d := p.await("ready"); d.Action != "replace_card" || d.MaskedAccountNumber != "411111******4242" {
+		s.t.Errorf("ready: %+v", d)
+	}
+	want(&p.world, "replace-session-"+id, `card.id`)
+	p.enter()
+	want(p.frame, "name,number,expiry,code", `[...document.querySelectorAll("input")].filter((e) => e.checkVisibility()).map((e) => e.id).join()`)
+	p.world.axe("replaced")
+	p.axe("replaced")
+	p.picture("replaced")
+	p.enterCard(entered{number(0), "1234", "737"})
+	p.click("#token-%s .entry-form .main", id)
+	if d := p.await("success"); d.TokenID != id {
+		s.t.Errorf("the card has the token %s, not %s", d.TokenID, id)
+	}
+	p.text("#token-"+id, "Card replaced.")
+	want(&p.world, "replace-session", `document.activeElement.dataset.action`)
+	p.pills(id, "active,code available")
+	p.text("#token-"+id, "411111******0005")
+	p.text("#event-list", "card replaced")
+	want(&p.world, "1", `document.querySelector("#token-count").textContent`)
+
+	p.act(id, "payment-data")
+	p.text("#token-"+id, "Cryptogram created.")
+	p.click("#token-%s [name=initiator]", id)
+	p.act(id, "payment-data")
+	p.text("#token-"+id, "Payment data created.")
+	p.wait(`[...document.querySelectorAll("#token-" + %s + " .records .facts dd")].some((e) => e.textContent === "none")`, id)
 }
 
 // testDeleted deletes a token, after a confirmation.
@@ -809,7 +850,7 @@ func (s *sandbox) testLooks() {
 	p.unfold(id)
 	for range 2 {
 		p.act(id, "payment-data")
-		p.text("#token-"+id+" .status.bad", "No cryptogram")
+		p.text("#token-"+id+" .status.bad", "No payment data")
 	}
 	p.act(id, "payment-data")
 	p.wait(`document.querySelector("#token-" + %s + " .jwe")`, id)

@@ -102,16 +102,29 @@ assert(first.success && first.encrypted_authentication_data !== null, JSON.strin
 const again = await ask();
 assert.deepEqual(must(again), first);
 assert.equal(again.response.headers.get("Idempotency-Replayed"), "true");
-const opened = await compactDecrypt(first.encrypted_authentication_data, createHash("sha256").update(secret).digest());
-const credential = JSON.parse(new TextDecoder().decode(opened.plaintext)) as { network_token: { token: string }; cryptogram: string; eci: string | null };
+async function decrypt(jwe: string | null) {
+  assert(jwe !== null);
+  const { plaintext } = await compactDecrypt(jwe, createHash("sha256").update(secret).digest());
+  return JSON.parse(new TextDecoder().decode(plaintext)) as { network_token: { token: string }; cryptogram: string | null; eci: string | null };
+}
+const credential = await decrypt(first.encrypted_authentication_data);
 assert.match(credential.network_token.token, /^[0-9]{12,19}$/);
-assert.notEqual(credential.cryptogram, "");
+assert(credential.cryptogram);
 
 // Lists.
 const page = must(await shop.GET("/tokens", { params: { query: { limit: 5, sort: "created_at asc", scheme: ["VISA"], network_token_status: ["active", "pending"], business_key: "order-7" } } }));
 assert.deepEqual([page.data.map((t) => t.id), page.pagination.total_items], [[id], 1]);
 const records = must(await shop.GET("/tokens/{id}/payment-data", { params: { path: { id } } }));
 assert.deepEqual(records.data, [first]);
+
+// The next month is paid without the shopper, and without a cryptogram.
+const { data: month } = await shop.POST("/tokens/{id}/payment-data", {
+  params: { path: { id } },
+  body: { ...payment, reference: "order 7, second month", initiator: "merchant", network_transaction_id: "480012345678901" },
+});
+assert.deepEqual([month?.success, month?.initiator, month?.network_transaction_id], [true, "merchant", "480012345678901"]);
+const alone = await decrypt(month!.encrypted_authentication_data);
+assert.deepEqual([alone.network_token.token, alone.cryptogram], [credential.network_token.token, null]);
 
 // What is refused has a type too.
 const { error, response } = await shop.POST("/tokens/{id}/payment-data", { params: { path: { id } }, body: { ...payment, amount: -1 } });
@@ -126,6 +139,18 @@ assert.deepEqual([keyless.response.status, keyless.error?.classifier], [401, "UN
 assert.equal((await shop.POST("/tokens/{id}/consume", { params: { path: { id } } })).response.status, 204);
 const patched = must(await shop.PATCH("/tokens/{id}", { params: { path: { id } }, body: { cardholder_name: "Ada Lovelace", business_key: null } }));
 assert.deepEqual([patched.cardholder_name, patched.business_key], ["Ada Lovelace", null]);
+
+// The issuer has sent another card, and the token stays.
+const other = { account_number: "5555550000000002", expiry_month: 12, expiry_year: 2034 };
+const replaced = must(await shop.POST("/tokens/{id}/replace", { params: { path: { id } }, body: other }));
+assert.deepEqual([replaced.id, replaced.scheme, replaced.account_number_stale], [id, "Mastercard", false]);
+for (let last: Event | undefined; !last; ) {
+  const event = await next();
+  if (event.event_type !== "token.updated" || event.reason !== "card_replaced") continue;
+  assert.equal(event.previous_account_number_last_four, "0005");
+  last = event;
+}
+assert.deepEqual(must(await shop.GET("/tokens", { params: { query: { account_number_stale: true } } })).data, []);
 assert.equal((await shop.DELETE("/tokens/{id}", { params: { path: { id } } })).response.status, 204);
 
 for (let event = await next(); event.event_type !== "token.deleted"; event = await next()) {

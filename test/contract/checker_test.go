@@ -392,7 +392,7 @@ var semantic = map[string][]string{
 	"unknown_merchant":    {"merchant_id", "payment_data.merchant_id"},
 	"undecryptable":       {"result.enc_payload"},
 	"invalid_enum":        {"action"}, // of another session
-	"depends_on":          {"business_key"},
+	"depends_on":          {"business_key", "initiator", "payment_data.initiator"},
 	"duplicate_parameter": {"request.headers.x-A"},
 
 	"placeholder_not_allowed": {"request.url", "request.headers", "request.body"},

@@ -452,6 +452,7 @@ func (w *world) request(t testing.TB, g *generator, o *operation, spoiled bool) 
 
 	if schema := g.c.requestSchema(o); schema != nil {
 		body := g.value(t, "", schema).(map[string]any)
+		initiate(body)
 		if spoiled && g.oneIn(2) {
 			r.body = string(g.spoil(body))
 		} else if len(body) > 0 || !g.oneIn(2) {
@@ -462,6 +463,17 @@ func (w *world) request(t testing.TB, g *generator, o *operation, spoiled bool) 
 	}
 	w.finish(g, r, spoiled && g.oneIn(4))
 	return r
+}
+
+// initiate keeps a rule of payments that the contract has in words: a transaction id belongs
+// to the initiator merchant.
+func initiate(body map[string]any) {
+	if payment, ok := body["payment_data"].(map[string]any); ok {
+		initiate(payment)
+	}
+	if body["network_transaction_id"] != nil {
+		body["initiator"] = "merchant"
+	}
 }
 
 // finish adds an API key to a request. It also spoils its headers, method or target if

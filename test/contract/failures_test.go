@@ -253,7 +253,7 @@ func (f failures) quotas(t *testing.T) {
 	id := idOf(t, send("/webhooks", hook))
 	send("/tokens/session", "")
 	for path, body := range map[string]string{
-		"/tokens/session": "", "/tokens/" + token + "/refresh-session": "", "/webhooks": hook,
+		"/tokens/session": "", "/tokens/" + token + "/refresh-session": "", "/tokens/" + token + "/replace-session": "", "/webhooks": hook,
 		"/api-keys": `{"label":"x","scopes":["tokens:read"]}`,
 	} {
 		if a := send(path, body); a.Status != 409 {

@@ -3,6 +3,7 @@
 package sdks_test
 
 import (
+	"compress/gzip"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
@@ -211,30 +213,114 @@ func TestMercadoPago(t *testing.T) {
 	}
 }
 
-// TestStripeNode: Stripe's library for Node.js pays over POST /forward.
-func TestStripeNode(t *testing.T) {
-	if _, err := os.Stat("node_modules/stripe"); err != nil {
-		t.Skip("stripe is not installed (npm ci --prefix test/sdks --ignore-scripts)")
+// inNode runs a program of Node.js, and expects its output.
+func inNode(t *testing.T, library, program string, arguments []string, want string) {
+	t.Helper()
+	if _, err := os.Stat("node_modules/" + library); err != nil {
+		t.Skip(library + " is not installed (npm ci --prefix test/sdks --ignore-scripts)")
 	}
 	if _, err := exec.LookPath("node"); err != nil {
 		t.Skip("Node.js is not installed (Debian: apt-get install nodejs)")
 	}
-	p, v := stripeServer(t, ""), vaulttest.New(t)
+	out, err := exec.CommandContext(t.Context(), "node", append([]string{program}, arguments...)...).CombinedOutput()
+	if err != nil || string(out) != want {
+		t.Errorf("it prints %s, %v; want %s", out, err, want)
+	}
+}
+
+// overREST returns the arguments of a program that pays at a provider over POST /forward.
+func overREST(t *testing.T, p *provider) []string {
+	t.Helper()
+	v := vaulttest.New(t)
 	f, token := storedIn(t, v, p)
 	api, err := httpapi.NewHandler(v, &httpapi.Options{Forward: f})
 	if err != nil {
 		t.Fatal(err)
 	}
 	vault := httptest.NewServer(api)
-	defer vault.Close()
+	t.Cleanup(vault.Close)
 	key, err := v.CreateAPIKey(t.Context(), "shop", []cardvault.Scope{cardvault.ScopeForwardCreate}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return []string{vault.URL, key.Text.Text(), token.String(), p.URL}
+}
 
-	out, err := exec.CommandContext(t.Context(), "node", "pay.js", vault.URL, key.Text.Text(), token.String(), p.URL).CombinedOutput()
+// TestStripeNode: Stripe's library for Node.js pays over POST /forward.
+func TestStripeNode(t *testing.T) {
 	want := "pm_123 " + masked + "\ncard_declined Your card " + masked + " was declined.\n"
-	if err != nil || string(out) != want {
-		t.Errorf("it prints %s, %v", out, err)
+	inNode(t, "stripe", "pay.js", overREST(t, stripeServer(t, "")), want)
+}
+
+// TestAdyenNode: so does Adyen's, which sends JSON.
+func TestAdyenNode(t *testing.T) {
+	p := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		var sent struct {
+			Reference     string
+			PaymentMethod struct{ Number, ExpiryMonth, ExpiryYear, CVC, HolderName string }
+		}
+		if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+			t.Error(err)
+		}
+		if m := sent.PaymentMethod; m.Number != number || m.CVC != code || m.ExpiryMonth != "04" || m.ExpiryYear != "2088" || m.HolderName != holder {
+			t.Errorf("sent %+v", sent)
+		}
+		if !strings.HasSuffix(r.URL.Path, "/payments") || r.Header.Get("X-Api-Key") != "AQE_test_1" || r.Header.Get("Idempotency-Key") != "order 1" {
+			t.Errorf("sent to %s with %v", r.URL.Path, r.Header)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"resultCode":"Authorised","pspReference":"psp_1","additionalData":{"echo":"%s"}}`, sent.PaymentMethod.Number)
+	})
+	inNode(t, "@adyen/api-library", "adyen.js", overREST(t, p), "Authorised psp_1 "+masked+"\n")
+}
+
+// grouped returns a number as it is printed on a card.
+func grouped(n string) string { return n[:4] + " " + n[4:8] + " " + n[8:12] + " " + n[12:] }
+
+// TestBraintreeNode: Braintree's, which sends JSON and takes compressed XML, pays through a
+// relay whose transport is a forwarder.
+func TestBraintreeNode(t *testing.T) {
+	p := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		var sent struct {
+			Transaction struct {
+				Amount     string
+				CreditCard struct {
+					Number, CVV string
+					Month       string `json:"expiration_month"`
+					Year        string `json:"expiration_year"`
+					Name        string `json:"cardholder_name"`
+				} `json:"credit_card"`
+			}
+		}
+		if err := json.NewDecoder(r.Body).Decode(&sent); err != nil {
+			t.Error(err)
+		}
+		if c := sent.Transaction.CreditCard; c.Number != number || c.CVV != code || c.Month != "04" || c.Year != "2088" || c.Name != holder {
+			t.Errorf("sent %+v", sent)
+		}
+		status, answer := 201, `<transaction><id>`+grouped(sent.Transaction.CreditCard.Number)+`</id><credit-card><bin>424242</bin><last-4>4242</last-4></credit-card></transaction>`
+		if sent.Transaction.Amount == "2000.00" {
+			status, answer = 422, `<api-error-response><errors><errors type="array"/></errors><params/><message>Do not honor `+grouped(number)+`</message></api-error-response>`
+		}
+		w.Header().Set("Content-Type", "application/xml; charset=utf-8")
+		w.Header().Set("Content-Encoding", "gzip")
+		w.WriteHeader(status)
+		z := gzip.NewWriter(w)
+		_, _ = io.WriteString(z, `<?xml version="1.0" encoding="UTF-8"?>`+answer)
+		_ = z.Close()
+	})
+	f, token := stored(t, p)
+	to, err := url.Parse(p.URL + "/v1")
+	if err != nil {
+		t.Fatal(err)
 	}
+	relay := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		Transport: f.RoundTripper(token, nil),
+	})
+	defer relay.Close()
+	at := strings.Split(relay.Listener.Addr().String(), ":")
+
+	inNode(t, "braintree", "braintree.js", append(at, "19.99"), "true 4242 42** **** 4242 "+masked+" undefined\n")
+	inNode(t, "braintree", "braintree.js", append(at, "2000.00"), "false undefined undefined Do not honor 4242 42** **** 4242\n")
 }

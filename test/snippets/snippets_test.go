@@ -131,9 +131,9 @@ var imports = map[string]string{
 
 func init() {
 	for _, pkg := range []string{
-		"", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "network", "networktest", "payone", "ppan", "ppantest",
+		"", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "network", "networks", "networktest", "payone", "ppan", "ppantest",
 		"receive", "receive/endpoint", "simnet", "sinktest", "store", "store/memstore", "store/pgstore", "store/storetest", "store/valkeycodes",
-		"vaulttest", "vaulttest/vaultsuite", "webhook", "webhook/webhooktest",
+		"updater", "updatertest", "vaulttest", "vaulttest/vaultsuite", "webhook", "webhook/webhooktest",
 	} {
 		whole := path.Join("github.com/cardvault/cardvault", pkg)
 		imports[path.Base(whole)] = whole

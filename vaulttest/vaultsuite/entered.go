@@ -98,7 +98,7 @@ func entered(t *testing.T, s store.Store) {
 
 	renewal := must(v.RefreshSession(ctx, token.ID, nil))(t)
 	open = must(browser.Session(ctx, renewal.ID))(t)
-	if !open.Refresh || open.MaskedAccountNumber != token.MaskedAccountNumber || open.Scheme != token.Scheme {
+	if open.Kind != cardvault.SessionRefreshes || open.MaskedAccountNumber != token.MaskedAccountNumber || open.Scheme != token.Scheme {
 		t.Errorf("a session for a code: %+v", open)
 	}
 

@@ -44,6 +44,7 @@ func ofOutcome(o *cardvault.Outcome) *keyedResult { return &keyedResult{"", o.Re
 func keyedCalls(t testing.TB, v *cardvault.Vault) map[string]keyedCall {
 	ctx := t.Context()
 	token, hook := usable(t, v, 1), newHook(t, v, receiver)
+	other := importCard(t, v, testCard(76), nil)
 	newSecret(t, v)
 	merchant := must(v.PrimaryMerchant(ctx))(t)
 	rename(t, v, token, "renamed")
@@ -71,6 +72,14 @@ func keyedCalls(t testing.TB, v *cardvault.Vault) map[string]keyedCall {
 		},
 		"RefreshSession": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
 			made, err := v.RefreshSession(ctx, token.ID, bare(key))
+			return keyed(made, err, ofSession)
+		},
+		"Replace": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
+			made, err := v.Replace(ctx, other.ID, testCard(77), bare(key))
+			return keyed(made, err, func(t *cardvault.Token) *keyedResult { return &keyedResult{t.UpdatedAt.String(), t.Replayed, ""} })
+		},
+		"ReplaceSession": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
+			made, err := v.ReplaceSession(ctx, token.ID, bare(key))
 			return keyed(made, err, ofSession)
 		},
 		"Consume": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {

@@ -31,6 +31,7 @@ func selects(o *cardvault.TokenListOptions, token *cardvault.Token) bool {
 		(o.To.IsZero() || !token.CreatedAt.After(o.To)) &&
 		(len(o.Scheme) == 0 || slices.Contains(o.Scheme, token.Scheme)) &&
 		(len(o.NetworkTokenStatus) == 0 || slices.Contains(o.NetworkTokenStatus, token.NetworkTokenStatus)) &&
+		(o.AccountNumberStale == nil || *o.AccountNumberStale == token.AccountNumberStale) &&
 		(o.BusinessKey == "" || o.BusinessKey == token.BusinessKey) &&
 		(o.Fingerprint == cardvault.Fingerprint{} || o.Fingerprint == token.Fingerprint)
 }

@@ -2,6 +2,7 @@ package vaultsuite
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +28,7 @@ var networkBehaviours = []behaviour{
 	{"NetworkTokenRace", networkTokenRace},
 	{"NetworkTokenActivation", networkTokenActivation},
 	{"NetworkTokenDamaged", networkTokenDamaged},
+	{"PaymentAccountReference", accountReference},
 	{"CardArt", cardArt},
 }
 
@@ -33,9 +36,12 @@ var networkBehaviours = []behaviour{
 // or, if shared, for each card. Its zero value is ready. All that it says is a
 // canary.
 type bureau struct {
+	name   string      // "bureau" if ""
+	lost   atomic.Bool // the answer to Provision is lost
 	shared bool
 	art    string              // of every new network token
 	images map[string][]byte   // by art
+	par    string              // of every card
 	during func(r network.Ref) // runs while Provision is under way
 
 	mu    sync.Mutex
@@ -43,7 +49,9 @@ type bureau struct {
 	lives map[string]bool   // by id: whether it is not deleted
 }
 
-func (*bureau) Info() network.Info { return network.Info{Name: "bureau", ArtFetcher: true} }
+func (n *bureau) Info() network.Info {
+	return network.Info{Name: cmp.Or(n.name, "bureau"), ArtFetcher: true}
+}
 
 func (*bureau) Eligible(*network.EligibilityRequest) error { return nil }
 
@@ -51,6 +59,9 @@ func (n *bureau) Provision(_ context.Context, r *network.ProvisionRequest) (*net
 	id := n.issue(r)
 	if n.during != nil {
 		n.during(network.Ref{ID: id, IdempotencyKey: r.IdempotencyKey})
+	}
+	if n.lost.Load() {
+		return nil, errors.New("the answer is lost")
 	}
 	return n.token(id), nil
 }
@@ -76,7 +87,7 @@ func (n *bureau) issue(r *network.ProvisionRequest) string {
 func (n *bureau) token(id string) *network.Token {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t := &network.Token{ID: id, State: network.Active, Art: n.art}
+	t := &network.Token{ID: id, State: network.Active, Art: n.art, PaymentAccountReference: n.par}
 	if !n.lives[id] {
 		t.State = network.Deleted
 	}
@@ -415,6 +426,41 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 	noError(t, v.Delete(ctx, id))
 	fails(t, "Get", errorOf(v.Get(ctx, id)), cardvault.ErrNotFound)
 	drain(t, v)
+}
+
+// accountReference: a token keeps the reference of its number, and no text that cannot be one.
+func accountReference(t *testing.T, s store.Store) {
+	const reference = "V0010013021293752946528134567"
+	n := &bureau{par: "v" + reference[1:]}
+	v, ctx := provisioning(t, s, n), t.Context()
+	has := func(v *cardvault.Vault, id uuid.UUID, want string) {
+		t.Helper()
+		list := must(v.List(ctx, nil))(t)
+		for _, got := range append(list.Items, must(v.Get(ctx, id))(t)) {
+			if got.ID == id && got.PaymentAccountReference != want {
+				t.Errorf("payment account reference %q, want %q", got.PaymentAccountReference, want)
+			}
+		}
+	}
+
+	for _, garbage := range []string{"v" + reference[1:], reference + "0", reference[1:], canary, cardNumber(canaryNumber, 16, 1) + "ABCDEFGHIJKLM"} {
+		n.par = garbage
+		id := importCard(t, v, testCard(1), nil).ID
+		drain(t, v)
+		checkState(t, v, id, network.Active, "")
+		has(v, id, "")
+	}
+
+	n.par = reference[:9] + "X" + reference[10:18] + "Y" + reference[19:]
+	id := importCard(t, v, testCard(2), nil).ID
+	drain(t, v)
+	has(v, id, n.par)
+	has(provisioning(t, s, n), id, n.par)
+	dead := suspended(1, time.Now(), n.left()[len(n.left())-1])
+	dead.Kind = network.NoticeDeleted
+	noError(t, v.Notify(ctx, dead))
+	checkState(t, v, id, network.Deleted, "deleted_by_issuer")
+	has(v, id, n.par)
 }
 
 // cardArt is kept once, in parts, until no token shows it.

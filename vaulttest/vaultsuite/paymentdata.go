@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ var paymentBehaviours = []behaviour{
 	{"PaymentDataOfAccounts", paymentDataOfAccounts},
 	{"PaymentDataPages", paymentDataPages},
 	{"PaymentDataReplay", paymentDataReplay},
+	{"PaymentDataOfMerchant", paymentDataOfMerchant},
 	{"PaymentDataRace", paymentDataRace},
 	{"PaymentDataDeleteRace", paymentDataDeleteRace},
 	{"ProvisionReplay", provisionReplay},
@@ -33,7 +35,8 @@ var paymentBehaviours = []behaviour{
 type till struct {
 	mu     sync.Mutex
 	asked  []string // idempotency keys
-	refuse error    // what Cryptogram answers instead
+	refuse error    // what Cryptogram and Credential answer instead
+	lends  bool     // it is a network.Credentialer
 }
 
 const tillECI = "05"
@@ -43,7 +46,7 @@ var (
 	tillExpiry = card.Expiry{Month: 6, Year: 2091}
 )
 
-func (*till) Info() network.Info { return network.Info{Name: "till"} }
+func (n *till) Info() network.Info { return network.Info{Name: "till", Credentialer: n.lends} }
 
 func (*till) Eligible(*network.EligibilityRequest) error { return nil }
 
@@ -66,6 +69,10 @@ func (n *till) Cryptogram(_ context.Context, r *network.CryptogramRequest) (*net
 		Value:   card.NewCryptogramValue([]byte(canary + r.IdempotencyKey)),
 		ECI:     tillECI,
 	}, n.refuse
+}
+
+func (n *till) Credential(_ context.Context, r *network.CredentialRequest) (*network.Credential, error) {
+	return &network.Credential{TokenID: r.Token.ID, Number: card.NewPAN([]byte(tillNumber)), Expiry: tillExpiry}, n.refuse
 }
 
 func (*till) Delete(context.Context, network.Ref) error { return nil }
@@ -219,6 +226,88 @@ func paymentDataOfAccounts(t *testing.T, s store.Store) {
 	paid(t, mine, token, p)
 	if n.calls() != 1 {
 		t.Errorf("the network was asked %d times, want once", n.calls())
+	}
+}
+
+// paymentDataOfMerchant: a payment that the merchant initiates has the network token without a
+// cryptogram, if the network gives it.
+func paymentDataOfMerchant(t *testing.T, s store.Store) {
+	n := &till{lends: true}
+	v, without, ctx := paying(t, s, n), paying(t, s, new(till)), t.Context()
+	secret := newSecret(t, v)
+	token := usable(t, v, 1)
+	renewal := examplePayment
+	renewal.Initiator, renewal.NetworkTransactionID = cardvault.InitiatorMerchant, canary+" ~1"
+
+	none := must(without.RequestPaymentData(ctx, token.ID, renewal))(t)
+	if f := none.Failures; none.Success || none.Encrypted != "" || len(f) != 1 || f[0].Code != network.CodeNotSupported || f[0].Source != network.SourceConfiguration {
+		t.Errorf("without a Credentialer: %+v", none)
+	}
+
+	key := renewal
+	key.IdempotencyKey = idemKey
+	first := must(v.RequestPaymentData(ctx, token.ID, key))(t)
+	lends(t, first, secret)
+	again := must(v.RequestPaymentData(ctx, token.ID, key))(t)
+	if !again.Replayed || !equalPayments(again, first) {
+		t.Errorf("repeated: %+v", again)
+	}
+	for what, change := range map[string]func(*cardvault.PaymentRequest){
+		"the customer":        func(r *cardvault.PaymentRequest) { r.Initiator, r.NetworkTransactionID = 0, "" },
+		"another transaction": func(r *cardvault.PaymentRequest) { r.NetworkTransactionID = "" },
+	} {
+		other := key
+		change(&other)
+		fails(t, "same key, "+what, errorOf(v.RequestPaymentData(ctx, token.ID, other)), cardvault.ErrIdempotencyKeyReused)
+	}
+
+	renewal.NetworkTransactionID = ""
+	second := must(v.RequestPaymentData(ctx, token.ID, renewal))(t)
+	lends(t, second, secret)
+	n.refuse = &network.Error{Source: network.SourceScheme, Code: network.CodeDeclined}
+	declined := must(v.RequestPaymentData(ctx, token.ID, renewal))(t)
+	if declined.Success || declined.Failures[0].Code != network.CodeCryptogramDeclined {
+		t.Errorf("declined: %+v", declined)
+	}
+	n.refuse = nil
+	if n.calls() != 0 {
+		t.Errorf("the network made %d cryptograms", n.calls())
+	}
+	customers := pay(t, v, token)
+	pays(t, customers, secret)
+	paid(t, v, token, customers, declined, second, first, none)
+	if first.Initiator != cardvault.InitiatorMerchant || first.NetworkTransactionID != canary+" ~1" || customers.Initiator != cardvault.InitiatorCustomer {
+		t.Errorf("records: %+v, %+v", first, customers)
+	}
+
+	noError(t, v.UseCredential(ctx, token.ID, purpose, renewal, func(_ context.Context, c *receive.Credential) error {
+		if c.Number.IsZero() || c.Expiry != tillExpiry || !c.Cryptogram.IsZero() || c.ECI != "" {
+			t.Error("the credential differs from the answer of the network")
+		}
+		return nil
+	}))
+
+	bad := renewal
+	bad.Initiator, bad.NetworkTransactionID = cardvault.InitiatorCustomer, "1"
+	refuses(t, "a customer's", errorOf(v.RequestPaymentData(ctx, token.ID, bad)), "Initiator depends_on")
+	bad.Initiator, bad.NetworkTransactionID = cardvault.InitiatorMerchant+1, strings.Repeat("1", 65)
+	refuses(t, "a bad one", errorOf(v.RequestPaymentData(ctx, token.ID, bad)), "Initiator invalid_enum", "NetworkTransactionID invalid_format")
+	bad.Initiator, bad.NetworkTransactionID = cardvault.InitiatorMerchant, "Zoë"
+	refuses(t, "no ASCII", errorOf(v.RequestPaymentData(ctx, token.ID, bad)), "NetworkTransactionID invalid_format")
+}
+
+// lends checks that p is a success, and opens under a secret as a network token without a
+// cryptogram.
+func lends(t testing.TB, p *cardvault.PaymentData, secret string) {
+	t.Helper()
+	if !p.Success || len(p.Failures) > 0 {
+		t.Fatalf("no credential: %+v", p.Failures)
+	}
+	c := must(receive.OpenPaymentData(p.Encrypted, receive.NewSharedSecret([]byte(secret))))(t)
+	var number string
+	c.Number.Expose(func(b []byte) { number = string(b) })
+	if number != tillNumber || c.Expiry != tillExpiry || !c.Cryptogram.IsZero() || c.ECI != "" {
+		t.Error("the payment data differs from the answer of the network")
 	}
 }
 

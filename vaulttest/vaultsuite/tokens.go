@@ -35,7 +35,7 @@ func importing(t *testing.T, s store.Store) {
 	got := importCard(t, v, c, &cardvault.ImportOptions{BusinessKey: canary + "key", ImportProvider: "old-vault_1"})
 
 	want := &cardvault.Token{
-		ID: got.ID, CreatedAt: got.CreatedAt, Fingerprint: got.Fingerprint,
+		ID: got.ID, CreatedAt: got.CreatedAt, UpdatedAt: got.CreatedAt, Fingerprint: got.Fingerprint,
 		Status:              cardvault.StatusActive,
 		CardholderName:      holder(canary + "Zoë"),
 		Expiry:              card.Expiry{Month: 12, Year: 2090},
@@ -194,7 +194,12 @@ func updating(t *testing.T, s store.Store) {
 			func() { want.CardholderName, want.BusinessKey = holder(longText(255)), longText(255) }},
 	} {
 		step.apply()
-		same(t, fmt.Sprintf("update %d", i), must(v.Update(ctx, want.ID, step.update))(t), want)
+		got := must(v.Update(ctx, want.ID, step.update))(t)
+		if !got.UpdatedAt.After(want.UpdatedAt) {
+			t.Errorf("update %d: updated at %v, before that %v", i, got.UpdatedAt, want.UpdatedAt)
+		}
+		want.UpdatedAt = got.UpdatedAt
+		same(t, fmt.Sprintf("update %d", i), got, want)
 		same(t, fmt.Sprintf("read after update %d", i), must(v.Get(ctx, want.ID))(t), want)
 		checkListed(t, v, want)
 		for _, key := range []string{canary + "1", longText(255)} {

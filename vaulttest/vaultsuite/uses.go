@@ -25,12 +25,15 @@ var useBehaviours = []behaviour{
 	{"UseRefused", useRefused},
 	{"UsePanics", usePanics},
 	{"UseRace", useRace},
+	{"UseReplaced", useReplaced},
 	{"UseCredential", useCredential},
 	{"ForwardOnce", forwardOnce},
 	{"ForwardUnsent", forwardUnsent},
 	{"ForwardDeleted", forwardDeleted},
 	{"ForwardRace", forwardRace},
+	{"ForwardBeside", forwardBeside},
 	{"ForwardNeeds", forwardNeeds},
+	{"ForwardCredentials", forwardCredentials},
 }
 
 const purpose = "fraud-check"
@@ -200,6 +203,20 @@ func useRace(t *testing.T, s store.Store) {
 			return err
 		})
 	}
+}
+
+// useReplaced: a use under way has the card of before, and consumes no code but that card's.
+func useReplaced(t *testing.T, s store.Store) {
+	v, ctx := using(t, s, new(till)), t.Context()
+	token := importCard(t, v, coded(1, "737"), nil)
+	noError(t, v.Use(ctx, token.ID, purpose, func(ctx context.Context, c *cardvault.UsedCard) error {
+		must(v.Replace(ctx, token.ID, coded(2, "738"), nil))(t)
+		if spelled(c) != cardNumber(canaryNumber, 16, 1)+" 12 2090 737" {
+			t.Error("the function has another card")
+		}
+		return c.Consume(ctx)
+	}))
+	hasCode(t, "of the card that replaced it", v, token.ID, "738")
 }
 
 // useCredential: the function has the network token with a new cryptogram, and the request
@@ -392,6 +409,66 @@ func forwardRace(t *testing.T, s store.Store) {
 	}
 }
 
+// forwardBeside: beside a deletion, of another process, or a replacement, and a consumption, a
+// call has a whole card, or is not made. None has a card after its end, and none is repeated
+// for a deleted token.
+func forwardBeside(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	v, elsewhere := using(t, s, new(till)), using(t, s, new(till))
+	whole := func(i int, code string) string { return cardNumber(canaryNumber, 16, i) + " 12 2090 " + code }
+	for i := range 20 {
+		token := importCard(t, v, coded(i, "737"), nil)
+		b := new(branch)
+		var consumed, ended atomic.Bool
+		call := func(worker int) *use.Call {
+			c, none, late := b.call(fmt.Sprint("key ", i, worker), "a"), consumed.Load(), ended.Load()
+			send := c.Send
+			c.Number, c.Code = true, true
+			c.Send = func(ctx context.Context, u *card.Used, p *receive.Credential) (*use.Sent, error) {
+				before, after := spelled(u) == whole(i, "737"), spelled(u) == whole(i+100, "738")
+				switch {
+				case before && (none || late):
+					t.Error("a card is used after its end")
+				case !before && !after:
+					t.Error("part of a card is used")
+				}
+				return send(ctx, u, p)
+			}
+			return c
+		}
+
+		parallel(t, 6, func(worker int) error {
+			err := error(nil)
+			switch {
+			case worker == 0:
+				_, err = v.Consume(ctx, token.ID, nil)
+				consumed.Store(true)
+			case worker == 1 && i%2 == 0:
+				err = elsewhere.Delete(ctx, token.ID)
+				ended.Store(true)
+			case worker == 1:
+				_, err = v.Replace(ctx, token.ID, coded(i+100, "738"), nil)
+				ended.Store(true)
+			default:
+				_, err = v.Forward(ctx, token.ID, call(worker), nil)
+			}
+			if errors.Is(err, cardvault.ErrNotFound) || errors.Is(err, use.ErrNoCode) {
+				return nil
+			}
+			return err
+		})
+
+		made := b.calls
+		if i%2 > 0 {
+			noError(t, elsewhere.Delete(ctx, token.ID))
+		}
+		for worker := 2; worker < 6; worker++ {
+			fails(t, "the deleted token", errorOf(v.Forward(ctx, token.ID, call(worker), nil)), cardvault.ErrNotFound)
+		}
+		b.called(t, made)
+	}
+}
+
 // forwardNeeds: a call has only what it needs, and is not made without it.
 func forwardNeeds(t *testing.T, s store.Store) {
 	n := new(till)
@@ -447,4 +524,43 @@ func forwardNeeds(t *testing.T, s store.Store) {
 			t.Error("the call does not have the credential alone")
 		}
 	})
+}
+
+// forwardCredentials: a stored credential is one account's, and another process has what was
+// set last.
+func forwardCredentials(t *testing.T, s store.Store) {
+	v, elsewhere, ctx := using(t, s, new(till)), using(t, s, new(till)), t.Context()
+	other := v.In(must(v.CreateAccount(ctx, canary, nil))(t).ID)
+	is := func(what string, v *cardvault.Vault, want string) {
+		t.Helper()
+		got, err := v.ForwardCredentials().Get(ctx, "psp", "key")
+		if want == "" {
+			fails(t, what, err, cardvault.ErrNotFound)
+			return
+		}
+		if noError(t, err); string(got) != want {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+
+	is("none", v, "")
+	for _, text := range []string{canary, canary + "2", strings.Repeat(canary, 1000)} {
+		noError(t, v.ForwardCredentials().Set(ctx, "psp", "key", []byte(text)))
+		is("set elsewhere", elsewhere, text)
+		is("of another account", other, "")
+	}
+	fails(t, "another system", errorOf(v.ForwardCredentials().Get(ctx, "ps", "pkey")), cardvault.ErrNotFound)
+	fails(t, "no account", v.In(uuid.New()).ForwardCredentials().Set(ctx, "psp", "key", []byte(canary)), cardvault.ErrNotFound)
+
+	fails(t, "delete that of another account", other.ForwardCredentials().Delete(ctx, "psp", "key"), cardvault.ErrNotFound)
+	parallel(t, 4, func(worker int) error {
+		return []*cardvault.Vault{v, elsewhere}[worker%2].ForwardCredentials().Set(ctx, "psp", "key", []byte(canary))
+	})
+	is("set four times at once", v, canary)
+	must(v.RotateKeys(ctx, nil))(t)
+	is("when keys are rotated", elsewhere, canary)
+	noError(t, elsewhere.ForwardCredentials().Delete(ctx, "psp", "key"))
+	is("deleted", v, "")
+	noError(t, v.ForwardCredentials().Set(ctx, "psp", "key", []byte(canary)))
+	is("set anew", v, canary)
 }

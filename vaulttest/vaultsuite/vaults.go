@@ -105,6 +105,12 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"RefreshSession": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RefreshSession(ctx, token.ID, nil))
 		},
+		"Replace": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.Replace(ctx, token.ID, testCard(4), nil))
+		},
+		"ReplaceSession": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.ReplaceSession(ctx, token.ID, nil))
+		},
 		"RefreshSecurityCode": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RefreshSecurityCode(ctx, refresh.ID, codeOf("123")))
 		},
@@ -116,6 +122,12 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"Forward": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.Forward(ctx, token.ID, new(branch).call("", canary), nil))
+		},
+		"ForwardCredentials": func(ctx context.Context, v *cardvault.Vault) error {
+			if err := v.ForwardCredentials().Set(ctx, "psp", canary, []byte(canary)); err != nil {
+				return err
+			}
+			return errorOf(v.ForwardCredentials().Get(ctx, "psp", canary))
 		},
 		"ObtainPPAN": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.ObtainPPAN(ctx, token.ID, ppanAccount()))

@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 )
 
@@ -57,6 +58,19 @@ func TestBolt(t *testing.T) {
 			return openFile(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
 		},
 	})
+}
+
+// The vault names the right account wherever it names one. That a caller asks in its account
+// for what another account has is what tests of isolation do.
+func TestApart(t *testing.T) {
+	t.Parallel()
+	vaultsuite.Run(t, storetest.Harness{Open: func(t testing.TB) store.Store {
+		return storetest.Apart(memstore.New(), func(r *store.Record, in uuid.UUID) {
+			if r.Account == uuid.Nil || in == uuid.Nil {
+				t.Errorf("a record of kind %d, account %v, is asked for in account %v", r.Kind, r.Account, in)
+			}
+		})
+	}})
 }
 
 const forgetful = "VAULTSUITE_FORGETFUL"

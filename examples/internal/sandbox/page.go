@@ -246,7 +246,7 @@ func (v visits) mac(said []byte) []byte {
 }
 
 // Authenticate implements [httpapi.Authenticator] for the cookie. Whom it stands for
-// enters cards in sessions, reads, provisions, pays with and deletes tokens, and has
+// enters cards in sessions, reads, changes, provisions, pays with and deletes tokens, and has
 // webhooks: to register one is to have this server send requests, in a sandbox also
 // to this machine. It can make no API key and import no card.
 func (p *page) Authenticate(r *http.Request) (*httpapi.Principal, error) {
@@ -263,7 +263,7 @@ func (p *page) Authenticate(r *http.Request) (*httpapi.Principal, error) {
 // pageScopes are what the cookie of a page may do.
 var pageScopes = []cardvault.Scope{
 	cardvault.ScopeSessionsCreate,
-	cardvault.ScopeTokensRead, cardvault.ScopeTokensDelete,
+	cardvault.ScopeTokensRead, cardvault.ScopeTokensUpdate, cardvault.ScopeTokensDelete,
 	cardvault.ScopeNetworkTokensProvision,
 	cardvault.ScopePaymentDataCreate, cardvault.ScopePaymentDataRead,
 	cardvault.ScopeSecurityCodeRead, cardvault.ScopeSecurityCodeRefresh, cardvault.ScopeSecurityCodeConsume,
@@ -352,12 +352,16 @@ func (p *page) open(w http.ResponseWriter, r *http.Request) {
 
 	answer := struct {
 		Token      networkToken `json:"network_token"`
-		Cryptogram string       `json:"cryptogram"`
+		Cryptogram *string      `json:"cryptogram"`
 		ECI        *string      `json:"eci"`
 	}{Token: networkToken{Year: c.Expiry.Year, Month: c.Expiry.Month}}
 
 	c.Number.Expose(func(digits []byte) { answer.Token.Number = string(digits) })
-	c.Cryptogram.Expose(func(text []byte) { answer.Cryptogram = string(text) })
+	c.Cryptogram.Expose(func(text []byte) {
+		if len(text) > 0 {
+			answer.Cryptogram = new(string(text))
+		}
+	})
 	if c.ECI != "" {
 		answer.ECI = &c.ECI
 	}

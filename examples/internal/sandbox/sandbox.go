@@ -46,6 +46,7 @@ type Options struct {
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
+	UpdaterPeriod   time.Duration // of the vault; 0: its default
 	Replicas        int           // of the vault on its store; 0: one
 
 	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
@@ -93,6 +94,8 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		NetworkTimeout:  NetworkTimeout,
 		PPAN:            s.provider,
 		IDV:             s.opts.Network.IDV(),
+		Updater:         s.opts.Network.Updater(),
+		UpdaterPeriod:   s.opts.UpdaterPeriod,
 		BaseURL:         s.opts.BaseURL,
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,

@@ -18,7 +18,9 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
+	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/simnet"
 )
 
 // A Program uses a sandbox whose credentials it has.
@@ -349,6 +351,61 @@ func (p *Program) wantPayments(t *testing.T, k Token, _ time.Time) {
 	}
 }
 
+// ObtainPPAN asks for a pseudo card number with the hash of a portal key, and returns the
+// status and the answer.
+func (p *Program) ObtainPPAN(t *testing.T, id, portalKey string) (status int, answer map[string]any) {
+	t.Helper()
+	r, err := http.NewRequest("POST", p.BaseURL+"/integrations/provider/obtain-ppan", strings.NewReader(`{"token_id":"`+id+`"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Api-Key", p.Accounts[0].APIKey)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Provider-Aid", "22222")
+	r.Header.Set("X-Provider-Mid", "11111")
+	r.Header.Set("X-Provider-Portalid", "3333333")
+	payone.Hash(portalKey, payone.HashParameters{AID: "22222", MID: "11111", PortalID: "3333333", Sandbox: true}).Expose(func(text []byte) {
+		r.Header.Set("X-Provider-Hash", string(text))
+	})
+
+	w, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Body.Close()
+	if w.Header.Get("X-Api-Stability") != "beta" {
+		t.Errorf("obtain-ppan has the stability %q", w.Header.Get("X-Api-Stability"))
+	}
+	if err := json.NewDecoder(w.Body).Decode(&answer); err != nil {
+		t.Fatal(err)
+	}
+	return w.StatusCode, answer
+}
+
+// wantReplacement checks the token of the card whose number the scheme replaces. Its network
+// token pays all the time, and what needs the number is refused until the card is replaced.
+func (p *Program) wantReplacement(t *testing.T, k Token, _ time.Time) {
+	t.Helper()
+	stale := p.Becomes(t, k, "account_number_stale", true)
+	if stale["masked_account_number"] != "411111******4242" || stale["expiry_year"] != 2034.0 {
+		t.Errorf("the card is %v %v now", stale["masked_account_number"], stale["expiry_year"])
+	}
+	p.WantCredential(t, p.Follow(t, stale, "active").ID())
+	if status, answer := p.ObtainPPAN(t, k.ID(), simnet.PortalKey); status != 409 || answer["classifier"] != "CARD_DATA_STALE" {
+		t.Errorf("obtain-ppan answers %d %v", status, answer)
+	}
+
+	now := Token(p.Want(t, 200, p.Accounts[0].APIKey, "POST", "/tokens/"+k.ID()+"/replace",
+		`{"account_number":"4111110000000005","expiry_month":12,"expiry_year":2034}`))
+	if now.ID() != k.ID() || now["account_number_stale"] != false || now["account_number_last_four"] != "0005" || now["created_at"] != k["created_at"] {
+		t.Errorf("the token with its new card is %v", now)
+	}
+	p.WantCredential(t, p.Follow(t, now, "pending", "active").ID())
+	if status, answer := p.ObtainPPAN(t, k.ID(), simnet.PortalKey); status != 200 || answer["status"] != "VALID" {
+		t.Errorf("with the new card obtain-ppan answers %d %v", status, answer)
+	}
+}
+
 // step is between what a scenario does.
 const step = 2 * time.Second
 
@@ -415,13 +472,7 @@ func Scenarios(t *testing.T, p *Program) {
 			}
 			p.WantFailure(t, k.ID(), "scheme", "token_invalidated", false)
 		}},
-		{"4111110000000344", "pending, active", func(t *testing.T, k Token, _ time.Time) {
-			now := p.Becomes(t, k, "account_number_last_four", "4242")
-			if now["masked_account_number"] != "411111******4242" || now["expiry_year"] != 2034.0 {
-				t.Errorf("the card is %v %v now", now["masked_account_number"], now["expiry_year"])
-			}
-			p.WantCredential(t, p.Follow(t, now, "active").ID())
-		}},
+		{"4111110000000344", "pending, active", p.wantReplacement},
 		{"4111110000000351", "pending, active", func(t *testing.T, k Token, _ time.Time) {
 			now := p.Becomes(t, k, "expiry_year", 2033.0)
 			if now["masked_account_number"] != k["masked_account_number"] || now.State() != "active" {

@@ -20,8 +20,8 @@ import (
 // A Redactor knows what to mask. It may be used concurrently once it is set up.
 type Redactor struct {
 	numbers []shape
-	codes   []int // digits of security codes
-	secrets [][]byte
+	codes   []code
+	secrets [][]byte // in lower case
 }
 
 // A shape is the part of a card number that its mask shows.
@@ -42,10 +42,17 @@ func (r *Redactor) Number(digits []byte) {
 	r.numbers = append(r.numbers, n)
 }
 
-// Code adds security codes of as many digits.
-func (r *Redactor) Code(digits int) {
+// A code is the part of a security code that is known.
+type code struct {
+	digits   int
+	anywhere bool // in JSON not in strings alone
+}
+
+// Code adds security codes of as many digits. In JSON they are looked for in the strings that
+// are values, or anywhere.
+func (r *Redactor) Code(digits int, anywhere bool) {
 	if digits > 0 {
-		r.codes = append(r.codes, digits)
+		r.codes = append(r.codes, code{digits, anywhere})
 	}
 }
 
@@ -53,8 +60,8 @@ func (r *Redactor) Code(digits int) {
 // could be tried out.
 const MinSecret = 8
 
-// Secret adds a secret, which is a text that may be base64 or hexadecimal digits. A shorter
-// one than MinSecret is not added.
+// Secret adds a secret, which is a text that may be base64 or hexadecimal digits. It is found
+// in any case of its letters. A shorter one than MinSecret is not added.
 func (r *Redactor) Secret(text []byte) {
 	if len(text) < MinSecret {
 		return
@@ -73,15 +80,14 @@ func (r *Redactor) Secret(text []byte) {
 
 // encodings adds the encodings of bytes.
 func (r *Redactor) encodings(plain []byte) {
-	digits := hex.AppendEncode(nil, plain)
-	r.add(digits)
-	r.add(bytes.ToUpper(digits))
+	r.add(hex.AppendEncode(nil, plain))
 	r.add(base64.RawStdEncoding.AppendEncode(nil, plain))
 	r.add(base64.RawURLEncoding.AppendEncode(nil, plain))
 }
 
 // add adds a text to find, which it keeps.
 func (r *Redactor) add(secret []byte) {
+	appendLower(secret[:0], secret)
 	for _, known := range r.secrets {
 		if bytes.Equal(known, secret) {
 			clear(secret)
@@ -103,10 +109,17 @@ func (r *Redactor) Wipe() {
 // looked for in the strings alone that are values. raw is returned if nothing was found.
 func (r *Redactor) Text(raw []byte, json bool) (_ []byte, redacted bool) {
 	f := finder{Redactor: r, raw: raw, scratch: make([]byte, 0, len(raw))}
-	defer clear(f.scratch[:cap(f.scratch)])
+	if len(r.secrets) > 0 {
+		f.lower = make([]byte, 0, len(raw))
+	}
+	defer func() {
+		clear(f.scratch[:cap(f.scratch)])
+		clear(f.lower[:cap(f.lower)])
+	}()
 	f.search(layer{text: raw}, f.layer)
-	for _, f.code = range r.codes {
-		if !json {
+	for _, c := range r.codes {
+		f.code = c.digits
+		if !json || c.anywhere {
 			f.search(layer{text: raw}, f.codesOf)
 			continue
 		}
@@ -131,6 +144,7 @@ type finder struct {
 	marks   []mark // of each byte; nil until one is set
 	code    int    // digits of the codes that codesOf looks for
 	scratch []byte // for decoded text
+	lower   []byte // for text in lower case
 }
 
 // A mark is the fate of a byte.
@@ -204,9 +218,13 @@ func (f *finder) layer(l *layer) {
 // plain calls hide for each part of text to be masked that is not encoded.
 func (f *finder) plain(text []byte, hide func(start, end int)) {
 	f.digits(text, hide)
+	if len(f.secrets) == 0 {
+		return
+	}
+	f.lower = appendLower(f.lower[:0], text)
 	for _, secret := range f.secrets {
 		for from := 0; ; {
-			i := bytes.Index(text[from:], secret)
+			i := bytes.Index(f.lower[from:], secret)
 			if i < 0 {
 				break
 			}
@@ -214,4 +232,15 @@ func (f *finder) plain(text []byte, hide func(start, end int)) {
 			from += i + len(secret)
 		}
 	}
+}
+
+// appendLower appends text with ASCII letters in lower case. to may be the beginning of text.
+func appendLower(to, text []byte) []byte {
+	for _, c := range text {
+		if 'A' <= c && c <= 'Z' {
+			c |= ' '
+		}
+		to = append(to, c)
+	}
+	return to
 }

@@ -203,7 +203,7 @@ func TestOracle(t *testing.T) {
 // TestCode: a security code is masked where it stands alone in a value, like any other.
 func TestCode(t *testing.T) {
 	r := new(redact.Redactor)
-	r.Code(len(code))
+	r.Code(len(code), false)
 	for text, want := range map[string]string{
 		`{"cvc":"739","other":"128","n":739,"739":1}`:        `{"cvc":"***","other":"***","n":739,"739":1}`,
 		`{"m":"Code 739 is wrong. Not 739."}`:                `{"m":"Code *** is wrong. Not ***."}`,
@@ -219,7 +219,7 @@ func TestCode(t *testing.T) {
 			t.Errorf("%s becomes %s", text, got)
 		}
 	}
-	r.Code(4)
+	r.Code(4, false)
 	if got, _ := r.Text([]byte(`{"a":"739 0000 12345"}`), true); string(got) != `{"a":"*** **** 12345"}` {
 		t.Errorf("with codes of two lengths: %s", got)
 	}

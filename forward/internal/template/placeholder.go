@@ -157,6 +157,11 @@ func isCredentialByte(c byte) bool {
 	return 'a' <= c|' ' && c|' ' <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-'
 }
 
+// IsCredentialName reports whether a name can stand behind "destination.".
+func IsCredentialName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r > '~' || !isCredentialByte(byte(r)) })
+}
+
 // A cursor reads a placeholder.
 type cursor struct {
 	text    []byte

@@ -19,6 +19,10 @@ type Template struct {
 
 	// Credentials are the names behind "destination.", each once.
 	Credentials []string
+
+	// CodeElsewhere is whether a security code stands in a field whose name is not that of
+	// one. A system could answer with it as something else, such as an amount.
+	CodeElsewhere bool
 }
 
 // A slot is a place of a template that a value takes.
@@ -63,9 +67,11 @@ func notAllowed(where string) *rule.Broken {
 }
 
 // Header returns the template of the value of a header. The text is not copied.
-func (s Syntax) Header(value []byte) (*Template, *rule.Broken) {
+func (s Syntax) Header(name string, value []byte) (*Template, *rule.Broken) {
 	t := &Template{text: value}
-	return t, t.fill(s, span{0, len(value)}, inHeader)
+	broken := t.fill(s, span{0, len(value)}, inHeader)
+	t.CodeElsewhere = t.CodeElsewhere && !namesCode([]byte(name))
+	return t, broken
 }
 
 // Body returns the template of a body of a media type, as the header Content-Type has it. A
@@ -185,6 +191,9 @@ func (t *Template) fill(s Syntax, value span, at place) *rule.Broken {
 		}
 		if f.name == Credential {
 			added.credential = t.credential(f.credential)
+		}
+		if f.name == SecurityCode && !namesCode(t.field(value, at)) {
+			t.CodeElsewhere = true
 		}
 		last = f.end
 		t.slots = append(t.slots, added)

@@ -232,7 +232,7 @@ func TestRandom(t *testing.T) {
 }
 
 func TestHeader(t *testing.T) {
-	parsed, broken := template.Syntax{}.Header([]byte("Bearer {{ destination.key }}; n={{ account_number }}"))
+	parsed, broken := template.Syntax{}.Header("Authorization", []byte("Bearer {{ destination.key }}; n={{ account_number }}"))
 	if broken != nil || !reflect.DeepEqual(parsed.Credentials, []string{"key"}) {
 		t.Fatalf("credentials are %v, %v", parsed, broken)
 	}
@@ -240,7 +240,7 @@ func TestHeader(t *testing.T) {
 		t.Errorf("header is %s", got)
 	}
 	for _, value := range []string{"x{{ security_code }}", "4000 {{ security_code }}"} {
-		if _, broken := (template.Syntax{}).Header([]byte(value)); broken == nil {
+		if _, broken := (template.Syntax{}).Header("X", []byte(value)); broken == nil {
 			t.Errorf("%s is taken", value)
 		}
 	}

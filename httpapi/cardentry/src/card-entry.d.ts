@@ -23,7 +23,7 @@
  */
 
 /** What the session is for. */
-export type Action = "tokenize_card" | "refresh_security_code";
+export type Action = "tokenize_card" | "refresh_security_code" | "replace_card";
 
 /** The fields of the form. */
 export type Field = "number" | "expiry" | "code" | "name";
@@ -72,7 +72,7 @@ export type ErrorAction = "correct" | "retry" | "new_session" | "check_setup";
 
 /** The details of the events. None of them holds what the shopper has typed. */
 export interface Detail {
-  /** The fields can be submitted. masked_account_number and scheme: of the card whose code is asked for. */
+  /** The fields can be submitted. masked_account_number and scheme: of the card whose code is asked for, or which is replaced. */
   ready: { action: Action; masked_account_number?: string; scheme?: string };
   /** brand: the scheme as the vault names it, null while it is not known. */
   change: {

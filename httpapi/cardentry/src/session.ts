@@ -181,6 +181,7 @@ export async function serve(id: string, origin: string, page: Page): Promise<voi
   }
 }
 
-function isAction(action: unknown): action is Action {
-  return action === "tokenize_card" || action === "refresh_security_code";
-}
+/** What a session can ask for. */
+const actions: readonly unknown[] = ["tokenize_card", "refresh_security_code", "replace_card"] satisfies Action[];
+
+const isAction = (action: unknown): action is Action => actions.includes(action);

@@ -129,7 +129,7 @@ function showEvent(e) {
 }
 
 function pill(status) {
-  const tone = { active: "good", pending: "busy", failed: "bad", deleted: "bad", invalid: "bad", inactive: "warn" };
+  const tone = { active: "good", pending: "busy", failed: "bad", deleted: "bad", invalid: "bad", inactive: "warn", replaced_by_scheme: "warn" };
   return el("span", { className: "pill " + (tone[status] ?? "") }, words(status));
 }
 
@@ -239,9 +239,10 @@ class Row {
       el("span", { className: "quiet" }, `${token.scheme} · ${expiry(token)}`), " ",
       el("span", { className: "pills" },
         token.status === "invalid" ? pill("invalid") : null, " ",
+        token.account_number_stale ? pill("replaced_by_scheme") : null, " ",
         pill(token.network_token_status), " ",
         codeUntil ? el("span", { className: "pill", title: "until " + clock.format(new Date(codeUntil)) }, "code available") : null));
-    say(this.why, reason ? reason.message : "");
+    say(this.why, reason ? reason.message : token.account_number_stale ? "The scheme has replaced the card number. The vault has the old one." : "");
     if (this.body) this.showFacts();
   }
 
@@ -252,12 +253,14 @@ class Row {
     const facts = [
       ["Token", copyable(t.id)],
       ["Stored", time(t.created_at, calendar)],
+      ["Changed", time(t.updated_at, calendar)],
       t.expires_at ? ["Expires", time(t.expires_at, calendar)] : null,
       t.cardholder_name ? ["Name", t.cardholder_name] : null,
       t.invalidated_at ? ["Card", el("span", {}, "invalidated ", time(t.invalidated_at, calendar))] : null,
       ["Network token", words(t.network_token_status)],
       reason ? ["Reason", el("span", {}, el("code", {}, reason.code),
         ` (${reason.source}${reason.scheme_code ? " code " + reason.scheme_code : ""}). ${reason.message}`)] : null,
+      t.account_number_stale ? ["Card number", "replaced by the scheme; the vault has the old one"] : null,
       ["Identification", t.identity_and_verification + (method ? `: ${words(method)}, status ${t.authentication_data.status}, ECI ${t.authentication_data.eci}` : "")],
       ["Device binding", t.supports_device_binding ? "supported" : "not supported"],
       ["Security code", this.codeUntil ? el("span", {}, "available until ", time(this.codeUntil)) : "not available"],
@@ -283,8 +286,6 @@ class Row {
     const simulate = (action, label, done) =>
       this.button(action, label, done, () => call("POST", "/simulator" + path + "/" + action));
     this.facts = el("dl", { className: "facts" });
-    this.code = el("div", {});
-    this.codeStatus = status();
     this.records = new Records(this);
     this.body = el("div", { className: "body" },
       this.facts,
@@ -308,11 +309,16 @@ class Row {
           simulate("invalidate", "Invalidate card", "The scheme has invalidated the card.")),
         status()),
       el("section", {},
+        el("h3", {}, "Card"),
+        el("div", { className: "row" },
+          this.button("replace-session", "Replace card", "", () => this.enter("replace-session", "Save card", "Card replaced."))),
+        status(), el("div", { className: "entry" })),
+      el("section", {},
         el("h3", {}, "Security code"),
         el("div", { className: "row" },
-          this.button("refresh-session", "Re-enter code", "", () => this.enterCode()),
+          this.button("refresh-session", "Re-enter code", "", () => this.enter("refresh-session", "Save code", "Security code saved.")),
           this.button("consume", "Consume", "The security code is erased, as required after an authorization.", () => call("POST", path + "/consume"))),
-        this.codeStatus, this.code),
+        status(), el("div", { className: "entry" })),
       el("section", {},
         el("h3", {}, "Token"),
         el("div", { className: "row" },
@@ -333,11 +339,15 @@ class Row {
     this.showFacts();
   }
 
-  async enterCode() {
-    const { session_id } = await call("POST", `/tokens/${this.id}/refresh-session`);
-    const entry = el("card-entry", { id: "code-entry-" + this.id, "session-id": session_id });
-    const form = el("form", { noValidate: true, className: "code-form" }, entry,
-      el("button", { className: "main" }, "Save code"));
+  // enter makes a session that changes this token, and shows its fields below its button.
+  async enter(action, label, done) {
+    const { session_id } = await call("POST", `/tokens/${this.id}/${action}`);
+    const button = this.body.querySelector(`[data-action="${action}"]`);
+    const section = button.closest("section");
+    const said = section.querySelector(".status");
+    const entry = el("card-entry", { id: `${action}-${this.id}`, "session-id": session_id, "cardholder-name": "optional" });
+    const form = el("form", { noValidate: true, className: "entry-form" }, entry,
+      el("button", { className: "main" }, label));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       entry.submit?.().catch(() => {}); // the event error tells
@@ -345,16 +355,16 @@ class Row {
     entry.addEventListener("ready", () => entry.focus(), { once: true });
     entry.addEventListener("success", () => {
       form.remove();
-      this.body.querySelector('[data-action="refresh-session"]').focus();
-      say(this.codeStatus, "Security code saved.");
+      button.focus();
+      say(said, done);
       refresh().catch(() => {});
     });
     entry.addEventListener("error", (event) => {
       const { action, message } = event.detail;
-      if (action !== "correct") say(this.codeStatus, message, true); // else the field says it
+      if (action !== "correct") say(said, message, true); // else the field says it
       if (action === "new_session") form.remove();
     });
-    this.code.replaceChildren(form);
+    section.querySelector(".entry").replaceChildren(form);
     return "";
   }
 }
@@ -368,13 +378,18 @@ class Records {
     const amount = el("input", { name: "amount", inputMode: "numeric", value: "1999", required: true, autocomplete: "off", size: 8 });
     const currency = el("input", { name: "currency_code", value: "EUR", required: true, autocomplete: "off", size: 4, maxLength: 3 });
     const reference = el("input", { name: "reference", value: "order 7", required: true, autocomplete: "off", size: 12 });
+    const merchant = el("input", { type: "checkbox", name: "initiator" });
     const button = el("button", { className: "main" }, "Request a cryptogram");
     button.dataset.action = "payment-data";
     this.form = el("form", { className: "row fields", noValidate: true },
       el("label", {}, "Amount in minor units", amount),
       el("label", {}, "Currency", currency),
       el("label", {}, "Reference", reference),
-      button);
+      button,
+      el("label", { className: "check" }, merchant, " Without the shopper (no cryptogram)"));
+    merchant.addEventListener("change", () => {
+      button.textContent = merchant.checked ? "Request payment data" : "Request a cryptogram";
+    });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       row.act(button, "", async () => {
@@ -382,10 +397,11 @@ class Records {
           amount: /^\d+$/.test(amount.value) ? Number(amount.value) : amount.value,
           currency_code: currency.value,
           reference: reference.value,
+          ...(merchant.checked && { initiator: "merchant" }),
         });
         await this.load(1, record.id);
-        if (!record.success) throw new Refusal("No cryptogram: see the details below.");
-        return "Cryptogram created.";
+        if (!record.success) throw new Refusal("No payment data: see the details below.");
+        return merchant.checked ? "Payment data created." : "Cryptogram created.";
       });
     });
     this.status = status();
@@ -452,7 +468,7 @@ async function opened(r) {
     el("dl", { className: "facts" },
       el("dt", {}, "Network token"), el("dd", {}, copyable(p.network_token.token, spaced(p.network_token.token))),
       el("dt", {}, "Expiry"), el("dd", {}, expiry(p.network_token)),
-      el("dt", {}, "Cryptogram"), el("dd", {}, copyable(p.cryptogram)),
+      el("dt", {}, "Cryptogram"), el("dd", {}, p.cryptogram ? copyable(p.cryptogram) : "none"),
       el("dt", {}, "ECI"), el("dd", {}, p.eci ?? "none")),
     el("details", { className: "jwe" },
       el("summary", {}, "As the merchant receives it (JWE)"),

@@ -1,0 +1,93 @@
+package cardvault
+
+import (
+	"context"
+
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/renewal"
+	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/updater"
+	"github.com/google/uuid"
+)
+
+// newRenewals returns the work of the account updater, nil without one.
+func newRenewals(c *core) *renewal.Renewals {
+	if c.opts.Updater == nil {
+		return nil
+	}
+	return renewal.New(renewal.Config{
+		Ledger:       c.ledger,
+		Log:          c.log,
+		Kinds:        renewal.Kinds{Token: kindToken, Account: kindAccount, Round: kindRound, Submission: kindSubmission, OptOut: kindOptOut},
+		Source:       renewalSource{outboxSource{c}},
+		Provider:     c.opts.Updater,
+		Period:       c.opts.UpdaterPeriod,
+		AllowNonLuhn: c.opts.AllowNonLuhn,
+		Pauses:       retries,
+		Pace:         c.pace,
+		Late:         ErrCardReplaced,
+		Guard:        c.guard,
+	})
+}
+
+// A renewalSource answers what package renewal asks of the vault.
+type renewalSource struct{ outboxSource }
+
+// Card returns the card of a token, or nil for a token that is invalid or expires.
+func (s renewalSource) Card(ctx context.Context, r *store.Record) (*renewal.Card, error) {
+	t, err := s.in(r.Account).openToken(ctx, r)
+	if err != nil || t.Status != StatusActive || !t.ExpiresAt.IsZero() || checkExpiry(t.Expiry) != nil {
+		return nil, err
+	}
+	return &renewal.Card{Edition: t.edition, Scheme: t.Scheme, Expiry: t.Expiry}, nil
+}
+
+// Number returns the number of a card.
+func (s renewalSource) Number(ctx context.Context, r *store.Record, c *renewal.Card) (card.PAN, error) {
+	return s.in(r.Account).openPAN(ctx, r, &Token{edition: c.Edition})
+}
+
+// Merchant returns the primary merchant of an account.
+func (s renewalSource) Merchant(ctx context.Context, account uuid.UUID) (uuid.UUID, error) {
+	a, err := s.in(account).approved(ctx)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	return a.merchant, nil
+}
+
+// Apply applies an outcome: a new card, a new expiry or the end of the card.
+func (s renewalSource) Apply(ctx context.Context, account, row uuid.UUID, c renewal.Card, o *updater.Outcome) error {
+	v := s.in(account)
+	h, err := v.hold(ctx, row)
+	if err != nil {
+		return err
+	}
+
+	if o.Kind == updater.Updated {
+		p := &replacement{card: Card{PAN: o.PAN, Expiry: o.Expiry}, fingerprint: v.fingerprint(o.PAN), edition: c.Edition, why: receive.ReasonCardUpdatedByIssuer}
+		if p.fingerprint != h.token.Fingerprint { // else the expiry alone is new
+			_, err = v.replace(ctx, opRenew, h.token.ID, p)
+			return err
+		}
+	}
+
+	_, err = v.changeHeld(ctx, opRenew, row, h, func(h *holding) (func(store.Tx) error, error) {
+		t, at := h.token, now()
+		switch {
+		case t.edition != c.Edition:
+			return nil, ErrCardReplaced
+		case o.Kind == updater.Closed:
+			p := h.progress()
+			p.invalidate(at, "")
+			v.proceed(h, p, at)
+		case t.Status != StatusActive || t.AccountNumberStale || t.Expiry != c.Expiry:
+			return nil, ErrCardReplaced // the submission is older than that
+		default:
+			t.Expiry = o.Expiry
+		}
+		return nil, nil
+	})
+	return err
+}
