@@ -55,6 +55,7 @@ func TestOwners(t *testing.T) {
 
 // neighbours maps a package to the only other packages of the module that it may import.
 var neighbours = map[string][]string{
+	"/audit":                {"/internal/enum", "/internal/wire"},
 	"/card":                 {"/internal/enum", "/internal/hiding", "/internal/iin", "/internal/rule"},
 	"/idv":                  {"/card", "/internal/enum"},
 	"/network":              {"/card", "/idv", "/internal/enum", "/internal/layers"},

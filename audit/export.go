@@ -1,0 +1,114 @@
+package audit
+
+import (
+	"bufio"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"io"
+
+	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/google/uuid"
+)
+
+// Format is the version of exports.
+const Format = 1
+
+// A header is the first line of an export.
+type header struct {
+	Format    uint64    `wire:"format"`
+	VaultID   uuid.UUID `wire:"vault_id"`
+	AccountID uuid.UUID `wire:"account_id"`
+
+	// First is the number of the first checkpoint, 0 without any.
+	First uint64 `wire:"first"`
+
+	// Whole says that no checkpoint before First was left out on request.
+	Whole bool `wire:"whole"`
+
+	PublicKey [ed25519.PublicKeySize]byte `wire:"public_key"`
+}
+
+// An end is the last line of an export.
+type end struct {
+	Checkpoints uint64                      `wire:"checkpoints"` // lines
+	Open        uint64                      `wire:"open"`        // lines
+	Sum         string                      `wire:"sha256"`      // of all lines before this one
+	Signature   [ed25519.SignatureSize]byte `wire:"signature"`
+}
+
+func (e *end) content() []byte { return []byte("cardvault audit export 1\x00" + e.Sum) }
+
+// A line is one line of an export: one of its fields.
+type line struct {
+	Export     *header     `wire:"export,left_out"`
+	Checkpoint *Checkpoint `wire:"checkpoint,left_out"`
+	Record     *Record     `wire:"record,left_out"`
+	Open       *Record     `wire:"open,left_out"`
+	End        *end        `wire:"end,left_out"`
+}
+
+// maxLine bounds a line of an export, in bytes.
+const maxLine = 128 << 10
+
+// A Writer writes an export. A vault uses it for ExportAudit.
+type Writer struct {
+	w    *bufio.Writer
+	key  ed25519.PrivateKey
+	sum  hash.Hash
+	end  end
+	text []byte // of a line
+	err  error
+}
+
+// NewWriter begins the export of an account. first is the number of the first checkpoint, 0
+// without any. whole says that no checkpoint before it was left out on request. key
+// signs the end.
+func NewWriter(w io.Writer, vault, account uuid.UUID, first uint64, whole bool, key ed25519.PrivateKey) *Writer {
+	x := &Writer{w: bufio.NewWriterSize(w, 64<<10), key: key, sum: sha256.New()}
+	h := header{Format: Format, VaultID: vault, AccountID: account, First: first, Whole: whole}
+	copy(h.PublicKey[:], key.Public().(ed25519.PublicKey))
+	x.write(&line{Export: &h})
+	return x
+}
+
+func (x *Writer) write(l *line) {
+	if x.err != nil {
+		return
+	}
+	x.text = append(wire.Append(x.text[:0], l), '\n')
+	x.sum.Write(x.text)
+	_, x.err = x.w.Write(x.text)
+}
+
+// Checkpoint writes a checkpoint. Its records follow, in the order of their digests.
+func (x *Writer) Checkpoint(c *Checkpoint) error {
+	x.end.Checkpoints++
+	x.write(&line{Checkpoint: c})
+	return x.err
+}
+
+// Record writes a record of the last checkpoint.
+func (x *Writer) Record(r *Record) error {
+	x.write(&line{Record: r})
+	return x.err
+}
+
+// Open writes a record without a checkpoint. These follow all others.
+func (x *Writer) Open(r *Record) error {
+	x.end.Open++
+	x.write(&line{Open: r})
+	return x.err
+}
+
+// Close writes the end of the export. It does not close the underlying writer.
+func (x *Writer) Close() error {
+	x.end.Sum = hex.EncodeToString(x.sum.Sum(nil))
+	x.end.Signature = [ed25519.SignatureSize]byte(ed25519.Sign(x.key, x.end.content()))
+	x.write(&line{End: &x.end})
+	if x.err == nil {
+		x.err = x.w.Flush()
+	}
+	return x.err
+}

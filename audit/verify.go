@@ -1,0 +1,471 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/cardvault/cardvault/internal/wire"
+	"github.com/google/uuid"
+)
+
+// VerifyOptions say what an export is compared with.
+type VerifyOptions struct {
+	// PublicKeys are the keys of the vault: see Vault.AuditPublicKey. If empty, the key that
+	// the export names is used, and the result shows only that the export agrees with itself.
+	PublicKeys []ed25519.PublicKey
+
+	// Kept are checkpoints that were kept elsewhere, such as by a [Sink]. Other accounts' are
+	// passed over.
+	Kept []*Checkpoint
+
+	// Each is called with each record whose checkpoint proves it, in the order of the
+	// export. An error ends Verify, which returns it. It may be nil.
+	Each func(*Record) error
+}
+
+// A Report describes the verified part of an export.
+type Report struct {
+	VaultID   uuid.UUID
+	AccountID uuid.UUID
+	PublicKey ed25519.PublicKey // as the export names it
+
+	First uint64      // number of the first checkpoint; 0: the log has none
+	Last  *Checkpoint // nil: the log has none
+
+	Records int64 // with a checkpoint
+	Void    int64 // sequence numbers without a record
+	Open    int64 // records without a checkpoint yet: the end proves them, not the chain
+}
+
+// A Fault is a sort of damage to an export.
+type Fault uint8
+
+const (
+	Malformed Fault = iota + 1 // not an export, or not as a vault writes it
+	Edited                     // a record, a checkpoint or another line was changed
+	Removed                    // a record or checkpoint is missing
+	Swapped                    // records are in another order
+	Added                      // a record that its checkpoint does not have
+	Replayed                   // a checkpoint stands where another belongs
+	CutOff                     // the end is missing, or what a kept checkpoint proves
+	Foreign                    // of another vault or account, or signed by another key
+)
+
+var faults = [...]string{
+	Malformed: "malformed", Edited: "edited", Removed: "removed", Swapped: "swapped", Added: "added",
+	Replayed: "replayed", CutOff: "cut off", Foreign: "foreign",
+}
+
+// String returns such as "edited".
+func (f Fault) String() string {
+	if int(f) < len(faults) && f > 0 {
+		return faults[f]
+	}
+	return "unknown"
+}
+
+// A VerifyError names the first place of an export that is not as the vault has written it.
+type VerifyError struct {
+	Fault      Fault
+	Line       int64     // of the export, from 1
+	Checkpoint uint64    // the number of the checkpoint, or of the checkpoint of the record; 0: none
+	Lane       uuid.UUID // of the record; zero: it is not a record
+	Sequence   uint64    // likewise
+	what       string
+}
+
+func (e *VerifyError) Error() string {
+	s := fmt.Sprintf("audit: line %d: %s: %s", e.Line, e.Fault, e.what)
+	if e.Sequence > 0 {
+		s += fmt.Sprintf(" (record %d of lane %s)", e.Sequence, e.Lane)
+	}
+	if e.Checkpoint > 0 {
+		s += fmt.Sprintf(" (checkpoint %d)", e.Checkpoint)
+	}
+	return s
+}
+
+// Verify reads the export of one account and verifies it. It holds one line and one
+// checkpoint at a time. opts may be nil.
+//
+// The error is a [*VerifyError] that names the first fault, or one of r or of Each. The
+// report says how far Verify came.
+func Verify(r io.Reader, opts *VerifyOptions) (*Report, error) {
+	v := &verifier{in: bufio.NewReaderSize(r, maxLine), sum: sha256.New(), report: new(Report)}
+	if opts != nil {
+		v.opts = *opts
+	}
+	return v.report, v.verify()
+}
+
+type verifier struct {
+	in     *bufio.Reader
+	opts   VerifyOptions
+	keys   []ed25519.PublicKey
+	report *Report
+	header header
+
+	number int64     // of the line
+	sum    hash.Hash // of all lines but the end
+	raw    []byte    // the line
+	again  []byte    // the line as it is written
+
+	last        *Checkpoint // nil: none yet
+	group       group       // the records of last
+	checkpoints uint64
+}
+
+func (v *verifier) verify() error {
+	l, err := v.next()
+	if err != nil {
+		return err
+	}
+	if l.Export == nil {
+		return v.fault(Malformed, "an export begins with its header")
+	}
+	if err := v.begin(l.Export); err != nil {
+		return err
+	}
+
+	for {
+		l, err := v.next()
+		if err != nil {
+			return err
+		}
+		if l.Record == nil {
+			if err := v.endGroup(); err != nil {
+				return err
+			}
+		}
+
+		switch {
+		case l.Checkpoint != nil:
+			err = v.checkpoint(l.Checkpoint)
+		case l.Record != nil:
+			err = v.record(l.Record)
+		case l.Open != nil:
+			err = v.open(l.Open)
+		case l.End != nil:
+			return v.end(l.End)
+		default:
+			err = v.fault(Malformed, "a second header")
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (v *verifier) fault(f Fault, what string) *VerifyError {
+	e := &VerifyError{Fault: f, Line: v.number, what: what}
+	if v.last != nil {
+		e.Checkpoint = v.last.Number
+	}
+	return e
+}
+
+// next reads a line.
+func (v *verifier) next() (*line, error) {
+	v.number++
+	raw, err := v.in.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, v.malformed("line is too long")
+	case errors.Is(err, io.EOF):
+		if err := v.endGroup(); err != nil && len(raw) == 0 {
+			return nil, err
+		}
+		return nil, v.fault(CutOff, "the export has no end")
+	case err != nil:
+		return nil, err
+	}
+
+	v.raw = append(v.raw[:0], raw...)
+	l := new(line)
+	if wire.Read("line", v.raw[:len(v.raw)-1], l) != nil {
+		return nil, v.malformed("line cannot be read")
+	}
+	// The line of another writer, or with a member that none of ours has, is not evidence.
+	if v.again = append(wire.Append(v.again[:0], l), '\n'); !bytes.Equal(v.again, v.raw) || !l.one() {
+		return nil, v.malformed("line is not as a vault writes it")
+	}
+	if l.End == nil {
+		v.sum.Write(v.raw)
+	}
+	return l, nil
+}
+
+// one reports whether a line has one member.
+func (l *line) one() bool {
+	n := 0
+	for _, is := range []bool{l.Export != nil, l.Checkpoint != nil, l.Record != nil, l.Open != nil, l.End != nil} {
+		if is {
+			n++
+		}
+	}
+	return n == 1
+}
+
+// malformed names the record that was expected in the place of a line.
+func (v *verifier) malformed(what string) error {
+	if slot, ok := v.group.expected(); ok {
+		return v.at(Edited, slot, what)
+	}
+	return v.fault(Malformed, what)
+}
+
+// at returns the fault of the record of a slot of the present checkpoint.
+func (v *verifier) at(f Fault, slot int, what string) error {
+	e := v.fault(f, what)
+	e.Lane, e.Sequence = v.last.Lane, v.last.First+uint64(slot)
+	return e
+}
+
+func (v *verifier) begin(h *header) error {
+	v.header = *h
+	v.report.VaultID, v.report.AccountID, v.report.First = h.VaultID, h.AccountID, h.First
+	v.report.PublicKey = bytes.Clone(h.PublicKey[:])
+	v.keys = v.opts.PublicKeys
+	if len(v.keys) == 0 {
+		v.keys = []ed25519.PublicKey{v.report.PublicKey}
+	}
+
+	if h.Format != Format {
+		return v.fault(Malformed, "export has another format")
+	}
+	for _, k := range v.opts.Kept {
+		if k.VaultID != h.VaultID {
+			return v.fault(Foreign, "a kept checkpoint is of another vault")
+		}
+		if !k.SignedBy(v.keys...) {
+			return v.fault(Foreign, "a kept checkpoint was not signed by the key")
+		}
+	}
+	return nil
+}
+
+// checkpoint verifies the place of a checkpoint in the chain.
+func (v *verifier) checkpoint(c *Checkpoint) error {
+	before := v.last
+	v.last = c
+	v.checkpoints++
+	switch {
+	case c.VaultID != v.header.VaultID || c.AccountID != v.header.AccountID:
+		return v.fault(Foreign, "checkpoint is of another vault or account")
+	case !c.SignedBy(v.keys...):
+		return v.fault(Edited, "checkpoint was not signed like this by the key")
+	}
+
+	want := v.header.First
+	if before != nil {
+		want = before.Number + 1
+	}
+	switch {
+	case c.Number > want:
+		e := v.fault(Removed, "checkpoint is missing")
+		e.Checkpoint = want
+		return e
+	case c.Number < want:
+		return v.fault(Replayed, fmt.Sprintf("checkpoint %d belongs here", want))
+	case before != nil && c.Previous != before.Hash(), c.Number == 1 && c.Previous != [sha256.Size]byte{}:
+		return v.fault(Replayed, "checkpoint does not follow the one before")
+	case before != nil && c.Erased < before.Erased, c.Erased >= c.Number:
+		return v.fault(Malformed, "checkpoint names an impossible erasure")
+	}
+
+	for _, k := range v.opts.Kept {
+		if k.AccountID == c.AccountID && k.Number == c.Number && k.Hash() != c.Hash() {
+			return v.fault(Replayed, "another checkpoint of this number was kept: the store was restored, or the key is in other hands")
+		}
+	}
+	digests, err := c.digests()
+	if err != nil {
+		return v.fault(Malformed, "digests of the checkpoint cannot be read")
+	}
+	v.group.begin(digests)
+	return nil
+}
+
+// record compares a record with the digests of its checkpoint.
+func (v *verifier) record(r *Record) error {
+	if v.last == nil {
+		return v.fault(Added, "a record before the first checkpoint")
+	}
+	ok := v.group.add(r.Digest(), v.number)
+	if !ok || v.opts.Each == nil {
+		return nil
+	}
+	return v.opts.Each(r)
+}
+
+func (v *verifier) endGroup() error {
+	if v.last == nil {
+		return nil
+	}
+	fault, slot, at := v.group.end()
+	if fault == 0 {
+		v.report.Last = v.last
+		v.report.Records += int64(v.group.found)
+		v.report.Void += int64(v.group.void)
+		v.group.begin(nil)
+		return nil
+	}
+
+	what := map[Fault]string{
+		Edited:  "the record in its place is not as the vault has written it",
+		Removed: "record is missing",
+		Swapped: "record stands after later ones",
+		Added:   "checkpoint does not have a record that stands here",
+	}[fault]
+	if at > 0 {
+		v.number = at
+	}
+	if slot < 0 {
+		return v.fault(fault, what)
+	}
+	return v.at(fault, slot, what)
+}
+
+func (v *verifier) open(r *Record) error {
+	v.report.Open++
+	if r.AccountID != v.header.AccountID {
+		return v.fault(Foreign, "record is of another account")
+	}
+	return nil
+}
+
+// end verifies that nothing is missing before the end of the export.
+func (v *verifier) end(e *end) error {
+	if _, err := v.in.ReadByte(); !errors.Is(err, io.EOF) {
+		v.number++
+		return v.fault(Malformed, "the export goes on after its end")
+	}
+	sum := v.sum.Sum(nil)
+	switch {
+	case v.last == nil && v.header.First != 0:
+		e := v.fault(Removed, "checkpoint is missing")
+		e.Checkpoint = v.header.First
+		return e
+	case e.Checkpoints > v.checkpoints:
+		return v.fault(Removed, "the last checkpoint is missing")
+	case hex.EncodeToString(sum) != e.Sum || e.Checkpoints != v.checkpoints || e.Open != uint64(v.report.Open):
+		return v.fault(Edited, "header, end or records without a checkpoint are not as the vault has written them")
+	case !signed(v.keys, e.content(), e.Signature[:]):
+		return v.fault(Foreign, "the end was not signed by the key")
+	}
+	if v.last != nil && v.header.Whole && v.header.First > v.last.Erased+1 {
+		e := v.fault(Removed, "checkpoint is missing, and was not erased because of its age")
+		e.Checkpoint = v.last.Erased + 1
+		return e
+	}
+	return v.kept()
+}
+
+// kept compares the last checkpoint with the kept ones.
+func (v *verifier) kept() error {
+	for _, k := range v.opts.Kept {
+		if k.AccountID != v.header.AccountID {
+			continue
+		}
+		if v.last == nil || k.Number > v.last.Number {
+			e := v.fault(CutOff, "a checkpoint was kept that the export does not have")
+			e.Checkpoint = 1
+			if v.last != nil {
+				e.Checkpoint = v.last.Number + 1
+			}
+			return e
+		}
+	}
+	return nil
+}
+
+// A group compares the records of a checkpoint with its digests.
+type group struct {
+	want        [][DigestSize]byte
+	next        int    // the slot that is expected
+	seen        []bool // by slot
+	found, void int
+
+	first int   // the slot that was expected at the first fault; -1: no fault
+	line  int64 // of the first fault
+	added bool  // a record without a digest
+	extra bool  // the first fault was such a record
+}
+
+var nothing [DigestSize]byte
+
+func (g *group) begin(want [][DigestSize]byte) {
+	*g = group{want: want, seen: make([]bool, len(want)), first: -1}
+	for _, d := range want {
+		if d == nothing {
+			g.void++
+		}
+	}
+	g.pass()
+}
+
+// pass passes over void slots, and slots that were seen.
+func (g *group) pass() {
+	for g.next < len(g.want) && (g.want[g.next] == nothing || g.seen[g.next]) {
+		g.next++
+	}
+}
+
+// expected returns the slot of the next record, if there is one.
+func (g *group) expected() (int, bool) { return g.next, g.next < len(g.want) }
+
+// add reports whether a record stands in its place.
+func (g *group) add(digest [DigestSize]byte, number int64) bool {
+	if g.next < len(g.want) && digest == g.want[g.next] {
+		g.seen[g.next] = true
+		g.found++
+		g.next++
+		g.pass()
+		return g.first < 0
+	}
+
+	of := -1
+	for i, d := range g.want {
+		if d == digest && !g.seen[i] && d != nothing {
+			of = i
+		}
+	}
+	if g.first < 0 {
+		g.first, g.line, g.extra = g.next, number, of < 0
+	}
+	if of < 0 {
+		g.added = true
+		return false
+	}
+	g.seen[of] = true
+	return false
+}
+
+// end returns the first fault of the group, with its slot and line. The slot is -1 if a
+// record stands where none is expected; the line is 0 if the group ended too soon.
+func (g *group) end() (f Fault, slot int, at int64) {
+	if g.first < 0 {
+		if g.next < len(g.want) {
+			return Removed, g.next, 0
+		}
+		return 0, 0, 0
+	}
+	switch {
+	case g.first >= len(g.want):
+		return Added, -1, g.line
+	case g.seen[g.first] && g.extra:
+		return Added, -1, g.line
+	case g.seen[g.first]:
+		return Swapped, g.first, g.line
+	case g.added:
+		return Edited, g.first, g.line
+	}
+	return Removed, g.first, g.line
+}

@@ -1,0 +1,355 @@
+package audit_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault/audit"
+	"github.com/google/uuid"
+)
+
+var (
+	key     = ed25519.NewKeyFromSeed(bytes.Repeat([]byte{7}, ed25519.SeedSize))
+	public  = key.Public().(ed25519.PublicKey)
+	vaultID = uuid.MustParse("11111111-1111-4111-8111-111111111111")
+	account = uuid.MustParse("22222222-2222-4222-8222-222222222222")
+	lanes   = []uuid.UUID{uuid.MustParse("33333333-3333-4333-8333-333333333333"), uuid.MustParse("44444444-4444-4444-8444-444444444444")}
+	start   = time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+)
+
+// A log is the audit log of an account, in parts that tests change.
+type log struct {
+	checkpoints []*audit.Checkpoint
+	records     [][]*audit.Record // by checkpoint
+	open        []*audit.Record
+	from        int // checkpoints that an export leaves out
+	first       uint64
+}
+
+func record(lane, sequence int) *audit.Record {
+	r := &audit.Record{
+		Lane: lanes[lane], Sequence: uint64(sequence), At: start.Add(time.Duration(sequence) * time.Millisecond), AccountID: account,
+		Actor:     audit.Actor{KeyID: uuid.MustParse("55555555-5555-4555-8555-555555555555"), Address: "192.0.2.1", RequestID: "request"},
+		Operation: "token.import", ObjectID: uuid.MustParse("66666666-6666-4666-8666-666666666666"), Outcome: audit.Success, Calls: 1,
+	}
+	sum := sha256.Sum256(r.AppendContent([]byte("secret")))
+	copy(r.MAC[:], sum[:])
+	return r
+}
+
+// newLog returns a log of six checkpoints of two lanes, with void sequence numbers.
+func newLog() *log { return newLogOf(6, 5) }
+
+func newLogOf(checkpoints, sequences int) *log {
+	l := &log{first: 1}
+	var previous [sha256.Size]byte
+	next := []int{1, 1}
+	for n := range checkpoints {
+		lane := n % 2
+		c := &audit.Checkpoint{VaultID: vaultID, AccountID: account, Number: uint64(n + 1), At: start.Add(time.Duration(n) * time.Second),
+			Previous: previous, Lane: lanes[lane], First: uint64(next[lane])}
+		var digests [][audit.DigestSize]byte
+		var records []*audit.Record
+		for i := range sequences {
+			r := record(lane, next[lane])
+			next[lane]++
+			if i == 2 {
+				digests = append(digests, [audit.DigestSize]byte{})
+				continue
+			}
+			digests = append(digests, r.Digest())
+			records = append(records, r)
+		}
+		c.SetDigests(digests)
+		c.Sign(key)
+		previous = c.Hash()
+		l.checkpoints, l.records = append(l.checkpoints, c), append(l.records, records)
+	}
+	l.open = []*audit.Record{record(0, next[0]), record(1, next[1])}
+	return l
+}
+
+func (l *log) export(t *testing.T) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	x := audit.NewWriter(&b, vaultID, account, l.first+uint64(l.from), l.from == 0, key)
+	for i, c := range l.checkpoints[l.from:] {
+		must(t, x.Checkpoint(c))
+		for _, r := range l.records[l.from+i] {
+			must(t, x.Record(r))
+		}
+	}
+	for _, r := range l.open {
+		must(t, x.Open(r))
+	}
+	must(t, x.Close())
+	return b.Bytes()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func verify(export []byte, kept ...*audit.Checkpoint) (*audit.Report, error) {
+	return audit.Verify(bytes.NewReader(export), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Kept: kept})
+}
+
+func TestVerify(t *testing.T) {
+	l := newLog()
+	var each []*audit.Record
+	report, err := audit.Verify(bytes.NewReader(l.export(t)), &audit.VerifyOptions{
+		PublicKeys: []ed25519.PublicKey{public}, Kept: l.checkpoints,
+		Each: func(r *audit.Record) error { each = append(each, r); return nil },
+	})
+	must(t, err)
+	if report.VaultID != vaultID || report.AccountID != account || !report.PublicKey.Equal(public) ||
+		report.First != 1 || report.Last.Number != 6 || report.Records != 24 || report.Void != 6 || report.Open != 2 {
+		t.Errorf("report is %+v", report)
+	}
+	if want := slices.Concat(l.records...); len(each) != len(want) || *each[7] != *want[7] {
+		t.Errorf("records are not those of the log: %d", len(each))
+	}
+
+	l.from = 2
+	if report, err := verify(l.export(t)); err != nil || report.First != 3 {
+		t.Errorf("part of a log: %+v, %v", report, err)
+	}
+	stop := errors.New("stop")
+	if _, err := audit.Verify(bytes.NewReader(l.export(t)), &audit.VerifyOptions{Each: func(*audit.Record) error { return stop }}); err != stop {
+		t.Errorf("Verify returned %v", err)
+	}
+}
+
+// TestFaultsNamed changes a log where it is stored: the vault exports and signs what is left.
+func TestFaultsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change     func(*log)
+		fault      audit.Fault
+		checkpoint uint64
+		lane       int
+		sequence   uint64
+	}{
+		"a record is edited":        {func(l *log) { l.records[2][1].Operation = "token.read" }, audit.Edited, 3, 0, 7},
+		"a time is edited":          {func(l *log) { l.records[2][3].At = start }, audit.Edited, 3, 0, 10},
+		"a MAC is edited":           {func(l *log) { l.records[0][0].MAC[3] ^= 1 }, audit.Edited, 1, 0, 1},
+		"a sequence is edited":      {func(l *log) { l.records[1][0].Sequence = 3 }, audit.Edited, 2, 1, 1},
+		"a record is removed":       {func(l *log) { l.records[3] = slices.Delete(l.records[3], 2, 3) }, audit.Removed, 4, 1, 9},
+		"a first record is removed": {func(l *log) { l.records[1] = l.records[1][1:] }, audit.Removed, 2, 1, 1},
+		"a last record is removed":  {func(l *log) { l.records[5] = l.records[5][:3] }, audit.Removed, 6, 1, 15},
+		"all records are removed":   {func(l *log) { l.records[4] = nil }, audit.Removed, 5, 0, 11},
+		"records are swapped":       {func(l *log) { r := l.records[0]; r[1], r[3] = r[3], r[1] }, audit.Swapped, 1, 0, 2},
+		"records of two checkpoints are swapped": {func(l *log) { l.records[0][1], l.records[2][0] = l.records[2][0], l.records[0][1] },
+			audit.Edited, 1, 0, 2},
+		"a record is put twice":         {func(l *log) { l.records[0] = slices.Insert(l.records[0], 1, l.records[0][0]) }, audit.Added, 1, 0, 0},
+		"a record is made up":           {func(l *log) { l.records[3] = append(l.records[3], record(1, 8)) }, audit.Added, 4, 0, 0},
+		"a checkpoint is removed":       {func(l *log) { l.drop(2) }, audit.Removed, 3, 0, 0},
+		"the first one is removed":      {func(l *log) { l.drop(0) }, audit.Removed, 1, 0, 0},
+		"checkpoints are swapped":       {func(l *log) { c := l.checkpoints; c[1], c[2] = c[2], c[1] }, audit.Removed, 2, 0, 0},
+		"a lane is removed":             {func(l *log) { l.drop(4); l.drop(2); l.drop(0) }, audit.Removed, 1, 0, 0},
+		"a lane is removed from 2 on":   {func(l *log) { l.drop(5); l.drop(3) }, audit.Removed, 4, 0, 0},
+		"a checkpoint is replayed":      {func(l *log) { l.checkpoints[4] = l.checkpoints[2] }, audit.Replayed, 3, 0, 0},
+		"a checkpoint is edited":        {func(l *log) { l.checkpoints[3].First++ }, audit.Edited, 4, 0, 0},
+		"a digest is edited":            {func(l *log) { l.checkpoints[3].SetDigests(nil) }, audit.Edited, 4, 0, 0},
+		"a checkpoint of another key":   {func(l *log) { l.checkpoints[0].Sign(ed25519.NewKeyFromSeed(make([]byte, 32))) }, audit.Edited, 1, 0, 0},
+		"a checkpoint of another vault": {func(l *log) { l.checkpoints[0].VaultID[3]++; l.checkpoints[0].Sign(key) }, audit.Foreign, 1, 0, 0},
+		"an open record of another":     {func(l *log) { l.open[0].AccountID[1]++ }, audit.Foreign, 6, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLog()
+			c.change(l)
+			report, err := verify(l.export(t), newLog().checkpoints[:1]...)
+			var found *audit.VerifyError
+			if !errors.As(err, &found) {
+				t.Fatalf("Verify returned %v", err)
+			}
+			lane := uuid.Nil
+			if c.sequence > 0 {
+				lane = lanes[c.lane]
+			}
+			if found.Fault != c.fault || found.Checkpoint != c.checkpoint || found.Sequence != c.sequence || found.Lane != lane {
+				t.Errorf("found %v, and expected %v of record %d, checkpoint %d", err, c.fault, c.sequence, c.checkpoint)
+			}
+			if found.Line < 2 || report == nil {
+				t.Errorf("line %d, report %v", found.Line, report)
+			}
+		})
+	}
+}
+
+// drop takes a checkpoint with its records out of a log.
+func (l *log) drop(i int) {
+	l.checkpoints, l.records = slices.Delete(l.checkpoints, i, i+1), slices.Delete(l.records, i, i+1)
+}
+
+// TestKept cuts a log off where it is stored, which only a kept checkpoint shows.
+func TestKept(t *testing.T) {
+	kept := newLog().checkpoints
+	l := newLog()
+	l.checkpoints, l.records, l.open = l.checkpoints[:4], l.records[:4], nil
+	if _, err := verify(l.export(t), kept[:4]...); err != nil {
+		t.Error(err)
+	}
+	wants(t, l.export(t), audit.CutOff, 5, kept[5])
+	wants(t, l.export(t), audit.CutOff, 5, kept[4])
+
+	// The vault goes on after the cut, in another chain.
+	other := newLog()
+	other.checkpoints[5].At = start
+	other.checkpoints[5].Sign(key)
+	wants(t, other.export(t), audit.Replayed, 6, kept[5])
+
+	stranger := *kept[2]
+	stranger.Sign(ed25519.NewKeyFromSeed(make([]byte, 32)))
+	wants(t, newLog().export(t), audit.Foreign, 0, &stranger)
+	stranger.VaultID[0]++
+	wants(t, newLog().export(t), audit.Foreign, 0, &stranger)
+	elsewhere := *kept[2]
+	elsewhere.AccountID[0]++
+	elsewhere.Number = 99
+	elsewhere.Sign(key)
+	if _, err := verify(newLog().export(t), &elsewhere); err != nil {
+		t.Errorf("a checkpoint of another account: %v", err)
+	}
+}
+
+func wants(t *testing.T, export []byte, f audit.Fault, checkpoint uint64, kept ...*audit.Checkpoint) {
+	t.Helper()
+	var found *audit.VerifyError
+	if _, err := verify(export, kept...); !errors.As(err, &found) || found.Fault != f || found.Checkpoint != checkpoint {
+		t.Errorf("Verify returned %v, and not that checkpoint %d is %v", err, checkpoint, f)
+	}
+}
+
+// TestErasure exports a log whose oldest checkpoints were erased because of their age.
+func TestErasure(t *testing.T) {
+	erased := func(l *log, n uint64) {
+		for _, c := range l.checkpoints[4:] {
+			c.Erased = n
+		}
+		l.checkpoints[4].Sign(key)
+		l.checkpoints[5].Previous = l.checkpoints[4].Hash()
+		l.checkpoints[5].Sign(key)
+	}
+	for n, f := range map[uint64]audit.Fault{1: audit.Removed, 2: 0, 3: 0} {
+		l := newLog()
+		erased(l, n)
+		l.drop(0)
+		l.drop(0)
+		l.first = 3
+		switch {
+		case f == 0:
+			if _, err := verify(l.export(t)); err != nil {
+				t.Errorf("%d erased: %v", n, err)
+			}
+		default:
+			wants(t, l.export(t), f, n+1)
+		}
+	}
+}
+
+// TestEveryByte changes, adds and removes each byte of an export, and cuts it off everywhere.
+func TestEveryByte(t *testing.T) {
+	export := newLogOf(2, 4).export(t)
+	step := 1
+	if testing.Short() {
+		step = 17
+	}
+	for i := 0; i < len(export); i += step {
+		edited := bytes.Clone(export)
+		edited[i] ^= 1 << (i % 8)
+		for what, changed := range map[string][]byte{
+			"edited":  edited,
+			"removed": slices.Delete(bytes.Clone(export), i, i+1),
+			"added":   slices.Insert(bytes.Clone(export), i, ' '),
+			"cut off": export[:i],
+		} {
+			var found *audit.VerifyError
+			if _, err := verify(changed); !errors.As(err, &found) {
+				t.Fatalf("byte %d %s: %v", i, what, err)
+			}
+		}
+	}
+	if _, err := verify(append(export, '\n')); err == nil {
+		t.Error("a line after the end")
+	}
+}
+
+// TestEveryLine removes each line of an export, swaps it with the next one and repeats it.
+func TestEveryLine(t *testing.T) {
+	lines := slices.Collect(strings.Lines(string(newLog().export(t))))
+	for i := range lines {
+		for what, changed := range map[string][]string{
+			"removed":  slices.Delete(slices.Clone(lines), i, i+1),
+			"repeated": slices.Insert(slices.Clone(lines), i, lines[i]),
+			"swapped":  slices.Concat(lines[:i], lines[min(i+1, len(lines)-1):min(i+2, len(lines))], lines[i:i+1], lines[min(i+2, len(lines)):]),
+		} {
+			if what == "swapped" && i == len(lines)-1 {
+				continue
+			}
+			var found *audit.VerifyError
+			if _, err := verify([]byte(strings.Join(changed, ""))); !errors.As(err, &found) {
+				t.Errorf("line %d %s: %v", i+1, what, err)
+			}
+		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	l := newLog()
+	var c audit.Checkpoint
+	var r audit.Record
+	for _, pair := range [][2]any{{l.checkpoints[1], &c}, {l.records[1][0], &r}} {
+		text, err := json.Marshal(pair[0])
+		must(t, err)
+		must(t, json.Unmarshal(text, pair[1]))
+	}
+	if c != *l.checkpoints[1] || r != *l.records[1][0] || !c.SignedBy(public) || c.SignedBy(public[:5]) {
+		t.Error("JSON is not read as it was written")
+	}
+	if err := json.Unmarshal([]byte(`{"number":-1}`), &c); err == nil {
+		t.Error("a malformed checkpoint is read")
+	}
+	var o audit.Outcome
+	must(t, o.UnmarshalText([]byte("refused")))
+	if o != audit.Refused || o.UnmarshalText([]byte("x")) == nil {
+		t.Error("outcomes are not read")
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+func (failing) Read([]byte) (int, error)  { return 0, io.ErrClosedPipe }
+
+func TestErrorsOfOthers(t *testing.T) {
+	x := audit.NewWriter(failing{}, vaultID, account, 0, true, key)
+	if err := x.Close(); err != io.ErrClosedPipe {
+		t.Errorf("Close returned %v", err)
+	}
+	if _, err := audit.Verify(failing{}, nil); err != io.ErrClosedPipe {
+		t.Errorf("Verify returned %v", err)
+	}
+	if _, err := audit.Verify(strings.NewReader(strings.Repeat("x", 1<<20)), nil); err == nil {
+		t.Error("a line of a MiB is read")
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	f.Add([]byte(`{"export":{"format":1}}` + "\n"))
+	f.Fuzz(func(t *testing.T, export []byte) {
+		if _, err := verify(export); err == nil {
+			t.Error("an export that no vault has signed is verified")
+		}
+	})
+}
