@@ -55,10 +55,10 @@ const maxLine = 128 << 10
 // A Writer writes an export. A vault uses it for ExportAudit.
 type Writer struct {
 	w    *bufio.Writer
-	key  ed25519.PrivateKey
+	sign func([]byte) []byte
 	sum  hash.Hash
 	end  end
-	text []byte // of a line
+	text []byte // of the last line
 	err  error
 }
 
@@ -66,7 +66,8 @@ type Writer struct {
 // without any. whole says that no checkpoint before it was left out on request. key
 // signs the end.
 func NewWriter(w io.Writer, vault, account uuid.UUID, first uint64, whole bool, key ed25519.PrivateKey) *Writer {
-	x := &Writer{w: bufio.NewWriterSize(w, 64<<10), key: key, sum: sha256.New()}
+	x := &Writer{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
+	x.sign = func(content []byte) []byte { return ed25519.Sign(key, content) }
 	h := header{Format: Format, VaultID: vault, AccountID: account, First: first, Whole: whole}
 	copy(h.PublicKey[:], key.Public().(ed25519.PublicKey))
 	x.write(&line{Export: &h})
@@ -105,7 +106,7 @@ func (x *Writer) Open(r *Record) error {
 // Close writes the end of the export. It does not close the underlying writer.
 func (x *Writer) Close() error {
 	x.end.Sum = hex.EncodeToString(x.sum.Sum(nil))
-	x.end.Signature = [ed25519.SignatureSize]byte(ed25519.Sign(x.key, x.end.content()))
+	x.end.Signature = [ed25519.SignatureSize]byte(x.sign(x.end.content()))
 	x.write(&line{End: &x.end})
 	if x.err == nil {
 		x.err = x.w.Flush()

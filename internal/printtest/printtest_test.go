@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
@@ -66,6 +67,13 @@ import (
 // TestPrint: no exported type prints a secret, nor does any type of the internal packages.
 func TestPrint(t *testing.T) {
 	printtest.Run(t, "../..", "", shown,
+		reflect.TypeFor[audit.Actor](),
+		reflect.TypeFor[audit.Record](),
+		reflect.TypeFor[audit.Checkpoint](),
+		reflect.TypeFor[audit.Writer](),
+		reflect.TypeFor[audit.VerifyOptions](),
+		reflect.TypeFor[audit.Report](),
+		reflect.TypeFor[audit.VerifyError](),
 		reflect.TypeFor[cardvault.APIKey](),
 		reflect.TypeFor[cardvault.APIKeyOptions](),
 		reflect.TypeFor[cardvault.APIKeyText](),
@@ -305,6 +313,23 @@ func TestPrint(t *testing.T) {
 
 // shown maps the fields whose text may be visible to the reason why.
 var shown = map[string]string{
+	"audit.Actor.Address":                   "of the client, and documented as visible",
+	"audit.Actor.Name":                      "chosen by the caller, and documented as visible",
+	"audit.Actor.RequestID":                 "chosen by the caller, and documented as visible",
+	"audit.Record.Detail":                   "status and destination of a forward",
+	"audit.Record.Error":                    "a constant",
+	"audit.Record.Operation":                "a constant",
+	"audit.Record.Purpose":                  "chosen by the operator",
+	"audit.Record.MAC":                      "proves nothing without its key",
+	"audit.Checkpoint.Digests":              "of records with a MAC, for everyone to compare",
+	"audit.Checkpoint.Previous":             "for everyone to compare",
+	"audit.Checkpoint.Signature":            "for everyone to verify",
+	"audit.Report.PublicKey":                "public",
+	"audit.VerifyOptions.PublicKeys":        "public",
+	"audit.VerifyError.what":                "a constant",
+	"audit.Writer.text":                     "a line of an export, which has no secrets",
+	"audit.end.Signature":                   "for everyone to verify",
+	"audit.end.Sum":                         "for everyone to compare",
 	"network.CardState.LastFour":            "masked, or too few digits to find the rest",
 	"ppan.Answer.TruncatedPAN":              "masked, or too few digits to find the rest",
 	"cardvault.Session.MaskedAccountNumber": "masked, or too few digits to find the rest",
