@@ -594,7 +594,7 @@ type decoy struct {
 
 // newDecoy returns the decoy of a vault, given a handle on its default account.
 func (v *Vault) newDecoy() (*decoy, error) {
-	row, keys := rowkey.First(ledger.FirstTime), seal.NewKeys()
+	row, keys := rowkey.First(ledger.FirstTime), seal.NewKeys(ledger.FirstTime)
 	d := &decoy{box: seal.NewBox(keys, nil), key: *v.rows.NewRecord(kindAPIKey, row), account: v.whole().rows.Unmask(kindAccount, v.rows.ID)}
 	d.box.Grant(keys, 1)
 	d.key.Lookup = [][]byte{[]byte(keytext.Short(row))}

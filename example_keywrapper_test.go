@@ -19,21 +19,21 @@ var _ cardvault.KeyWrapper = localKey{}
 
 func (localKey) KeyID() string { return "local/1" }
 
-func (k localKey) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
-	return k.aead.Seal(nil, nil, plaintext, aad), ctx.Err()
+func (k localKey) Wrap(ctx context.Context, key, aad []byte) ([]byte, error) {
+	return k.aead.Seal(nil, nil, key, aad), ctx.Err()
 }
 
-// Unwrap distinguishes a text that is not wrapped by this key from a call that may succeed
+// Unwrap distinguishes a data key that is not wrapped by this key from a call that may succeed
 // later.
 func (k localKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	plaintext, err := k.aead.Open(nil, nil, wrapped, aad)
+	key, err := k.aead.Open(nil, nil, wrapped, aad)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", cardvault.ErrWrongKey, err)
 	}
-	return plaintext, nil
+	return key, nil
 }
 
 // This vault's keys are wrapped by a key held elsewhere. Package keytest tests a KeyWrapper.

@@ -138,6 +138,7 @@ type core struct {
 	jobs      *jobs.Engine
 	eraser    *removal.Eraser
 	owned     store.Store // closed with the vault; nil: its caller does
+	dir       string      // of owned
 	opts      Options
 	log       *slog.Logger
 	standings sync.Map // of accounts: *standing
@@ -236,7 +237,8 @@ var names = map[store.Kind]ledger.Name{
 //
 // Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat, ErrKeyFile for a key
 // file inside dir, ErrUnavailable for a key provider that does not answer, or one of the
-// file system. Stored data is untouched then.
+// file system. Stored data is untouched then. A Keyring of several keys may have the vault's
+// keys wrapped anew: see [JoinKeyrings].
 func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault, error) {
 	if _, err := opts.withDefaults(); err != nil {
 		return nil, err
@@ -250,6 +252,7 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	if err := keys.apartFrom(dir); err != nil {
 		return nil, err
 	}
+
 	var bolt boltstore.Options
 	if opts != nil {
 		bolt.Logger = opts.Logger
@@ -262,7 +265,7 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	v.owned = s
+	v.owned, v.dir = s, dir
 	return v, nil
 }
 
@@ -286,16 +289,15 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 
 	c := &core{opts: o, log: o.Logger, guesses: guesses{seed: maphash.MakeSeed()}}
 	c.ledger = ledger.New(ledger.Config{
-		Store:     s,
-		Wrapper:   keys.wrapper,
-		KeySource: keys.source(),
-		Mode:      uint8(o.Mode),
-		ModeName:  func(m uint8) string { return Mode(m).String() },
-		Families:  families,
-		Names:     names,
-		Homes:     homes,
-		Log:       o.Logger,
-		Wrote:     c.wrote,
+		Store:    s,
+		Ring:     keys.ring(),
+		Mode:     uint8(o.Mode),
+		ModeName: func(m uint8) string { return Mode(m).String() },
+		Families: families,
+		Names:    names,
+		Homes:    homes,
+		Log:      o.Logger,
+		Wrote:    c.wrote,
 		Mistrust: func(answer string) {
 			if c.mistrusted.Now() {
 				c.log.Error("the store was edited, or is damaged", "answer", answer)
@@ -342,10 +344,10 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 
 // RotateKeys starts a new term: records are sealed under a new master key from now on.
 // Records sealed before stay readable, and are sealed again when they are next written.
-// Other processes on the same store follow when they meet the new term. opts may be nil; an
-// idempotency key is unique within the vault. 400 rotations are possible, and a few more;
-// then a rotation is an error. The last KiB of [MaxWrapped] is reserved for repairing a
-// lost keyring.
+// Other processes on the same store follow when they meet the new term, within 30 seconds
+// in [Vault.Run]. opts may be nil; an idempotency key is unique within the vault. 475
+// rotations are possible; then a rotation is an error. The key-encryption key stays the
+// same: see [Vault.ChangeKeyring].
 //
 // Without an idempotency key RotateKeys also repairs a store whose keyring was lost, or
 // replaced by a former one, while the vault is open; and a lost count of seals. The error
@@ -358,7 +360,7 @@ func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, 
 		if err := c.Seal(nil, uuid.Nil); err != nil {
 			return nil, err
 		}
-		return new(Outcome), v.rows.RotateKeys(ctx, c.Put)
+		return new(Outcome), v.ledger.RotateKeys(ctx, c.Put)
 	})
 }
 

@@ -78,7 +78,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // first. Failures are logged and tried again. Several processes may run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer v.doing("run", &err)
-	var feeds []func(context.Context)
+	feeds := []func(context.Context){v.ledger.Follow}
 	for _, info := range v.opts.powers.Networks() {
 		if info.Feeder {
 			feeds = append(feeds, v.feed("network", info.Name, func(ctx context.Context) error { return v.feedNotices(ctx, info.Name) }))
@@ -95,6 +95,7 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 // or the vault warns of overdue work.
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing("drain", &err)
+	v.ledger.Look(ctx)
 	return v.jobs.Drain(ctx)
 }
 

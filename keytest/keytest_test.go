@@ -96,20 +96,15 @@ var faults = []struct {
 	{"it unwraps to something else", "RoundTrip", func(m *mutant) {
 		m.unwrap = func(_ context.Context, wrapped, _ []byte) ([]byte, error) { return wrapped, nil }
 	}},
-	{"it encrypts at most 4096 bytes", "Sizes", func(m *mutant) {
+	{"it encrypts 16 bytes", "RoundTrip", func(m *mutant) {
 		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
-			if len(plaintext) > 4096 {
-				return nil, errDown
-			}
-			return m.key.Wrap(ctx, plaintext, aad)
+			return m.key.Wrap(ctx, plaintext[:min(16, len(plaintext))], aad)
 		}
 	}},
-	{"it is RSA", "Sizes", func(m *mutant) {
+	{"the result is long", "Size", func(m *mutant) {
 		m.wrap = func(ctx context.Context, plaintext, aad []byte) ([]byte, error) {
-			if len(plaintext) > 190 {
-				return nil, errDown
-			}
-			return m.key.Wrap(ctx, plaintext, aad)
+			wrapped, err := m.key.Wrap(ctx, plaintext, aad)
+			return append(wrapped, make([]byte, cardvault.MaxWrapped)...), err
 		}
 	}},
 	{"the key is made anew", "Restart", func(m *mutant) {
@@ -135,7 +130,7 @@ var faults = []struct {
 		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
 			plain, err := m.key.Unwrap(ctx, wrapped, aad)
 			if err != nil {
-				return make([]byte, 256), nil
+				return make([]byte, cardvault.KeySize), nil
 			}
 			return plain, nil
 		}
@@ -233,6 +228,34 @@ func TestRulesCanFail(t *testing.T) {
 	}
 	if len(unproved) > 0 {
 		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+	}
+}
+
+// TestUnbound: a KMS without associated data passes if it says so, unless it then returns
+// another data key.
+func TestUnbound(t *testing.T) {
+	t.Parallel()
+	unbound := func(m *mutant) {
+		m.wrap = func(ctx context.Context, plaintext, _ []byte) ([]byte, error) { return m.key.Wrap(ctx, plaintext, nil) }
+		m.unwrap = func(ctx context.Context, wrapped, _ []byte) ([]byte, error) { return m.key.Unwrap(ctx, wrapped, nil) }
+	}
+	h := harness(unbound)
+	h.Unbound = true
+	keytest.Run(t, h)
+
+	h = harness(func(m *mutant) {
+		unbound(m)
+		m.unwrap = func(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+			plain, err := m.key.Unwrap(ctx, wrapped, nil)
+			if len(aad) == 0 && err == nil {
+				plain[0] ^= 1
+			}
+			return plain, err
+		}
+	})
+	h.Unbound = true
+	if len(keytest.Failures(t, "AAD", h)) == 0 {
+		t.Error("a KMS whose data key depends on aad, without an error, passes")
 	}
 }
 

@@ -1,10 +1,9 @@
 // Package keywrappers has the key of a vault held by Tink, by a service that gocloud.dev/secrets
 // reaches, by AWS KMS, and by OpenBao or HashiCorp Vault. Package keytest proves each.
 //
-// Package envelope binds the associated data where a service does not, and bounds each call.
-// The wrappers only map errors. ErrWrongKey sends the operator to look for another key, so it
-// means that the key refuses the text. If a service is out of reach or denies access, the
-// error is any other, and a later call may succeed.
+// The wrappers pass a data key on and map errors. ErrWrongKey sends the operator to look for
+// another key, so it means that the key refuses the text. If a service is out of reach or
+// denies access, the error is any other, and a later call may succeed.
 package keywrappers
 
 import (
@@ -21,11 +20,34 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 	"github.com/aws/aws-sdk-go-v2/service/kms/types"
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/envelope"
 	"github.com/tink-crypto/tink-go/v2/tink"
 	"gocloud.dev/gcerrors"
 	"gocloud.dev/secrets"
 )
+
+// A wrapper is a KeyWrapper of two functions.
+type wrapper struct {
+	keyID            string
+	encrypt, decrypt func(ctx context.Context, text, aad []byte) ([]byte, error)
+}
+
+func (w *wrapper) KeyID() string { return w.keyID }
+
+func (w *wrapper) Wrap(ctx context.Context, key, aad []byte) ([]byte, error) {
+	return call(ctx, w.encrypt, key, aad)
+}
+
+func (w *wrapper) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+	return call(ctx, w.decrypt, wrapped, aad)
+}
+
+// call makes no call once ctx has ended: clients differ in that.
+func call(ctx context.Context, f func(ctx context.Context, text, aad []byte) ([]byte, error), text, aad []byte) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return f(ctx, text, aad)
+}
 
 func wrongKey(err error) error { return fmt.Errorf("%w: %w", cardvault.ErrWrongKey, err) }
 
@@ -40,11 +62,12 @@ func Tink(name string, key tink.AEAD) cardvault.KeyWrapper {
 		}
 		return plain, nil
 	}
-	return envelope.New("tink/"+name, encrypt, decrypt)
+	return &wrapper{"tink/" + name, encrypt, decrypt}
 }
 
 // Cloud wraps under a key that gocloud.dev/secrets reaches. The name is stored in clear: it
-// must not be the URL of the key, which may hold the key itself.
+// must not be the URL of the key, which may hold the key itself. These services have no
+// associated data.
 func Cloud(name string, key *secrets.Keeper) cardvault.KeyWrapper {
 	encrypt := func(ctx context.Context, text, _ []byte) ([]byte, error) { return key.Encrypt(ctx, text) }
 	works := func(ctx context.Context) bool {
@@ -69,11 +92,11 @@ func Cloud(name string, key *secrets.Keeper) cardvault.KeyWrapper {
 		}
 		return plain, err
 	}
-	return envelope.New("gocloud/"+name, encrypt, decrypt)
+	return &wrapper{"gocloud/" + name, encrypt, decrypt}
 }
 
 // AWS wraps under a symmetric key of AWS KMS. The policy of the key and CloudTrail see the
-// associated data as encryption context: mode, account and term of the vault's keys.
+// associated data as encryption context: mode, account and generation of the vault's keys.
 func AWS(arn string, client *kms.Client) cardvault.KeyWrapper {
 	bound := func(aad []byte) map[string]string {
 		return map[string]string{"cardvault": base64.StdEncoding.EncodeToString(aad)}
@@ -87,6 +110,9 @@ func AWS(arn string, client *kms.Client) cardvault.KeyWrapper {
 	}
 
 	decrypt := func(ctx context.Context, text, aad []byte) ([]byte, error) {
+		if len(text) == 0 { // the service calls that an invalid request
+			return nil, wrongKey(errors.New("keywrappers: nothing to decrypt"))
+		}
 		a, err := client.Decrypt(ctx, &kms.DecryptInput{KeyId: &arn, CiphertextBlob: text, EncryptionContext: bound(aad)})
 		_, refused := errors.AsType[*types.InvalidCiphertextException](err)
 		_, otherKey := errors.AsType[*types.IncorrectKeyException](err)
@@ -98,7 +124,7 @@ func AWS(arn string, client *kms.Client) cardvault.KeyWrapper {
 		}
 		return a.Plaintext, nil
 	}
-	return envelope.New(arn, encrypt, decrypt)
+	return &wrapper{arn, encrypt, decrypt}
 }
 
 // OpenBao wraps under a key of the transit engine of OpenBao, or of HashiCorp Vault, of a type
@@ -113,7 +139,7 @@ func OpenBao(address, token, name string) cardvault.KeyWrapper {
 		m, err := transit(ctx, address+"/v1/transit/decrypt/"+name, token, &message{Ciphertext: string(text), Associated: aad})
 		return m.Plaintext, err
 	}
-	return envelope.New("transit/"+name, encrypt, decrypt)
+	return &wrapper{"transit/" + name, encrypt, decrypt}
 }
 
 // A message is what the engine takes and returns, with bytes in base64 as JSON has them.

@@ -59,7 +59,7 @@ func TestCloud(t *testing.T) {
 			return keywrappers.Cloud("cards", keeper)
 		}
 	}
-	keytest.Run(t, keytest.Harness{Open: open(), Other: open()})
+	keytest.Run(t, keytest.Harness{Open: open(), Other: open(), Unbound: true})
 }
 
 func TestAWS(t *testing.T) {
@@ -297,7 +297,7 @@ func awsKMS(w http.ResponseWriter, r *http.Request) {
 		fail("IncorrectKeyException")
 	default:
 		text, err := unseal(q.KeyId, sealed, aad)
-		if err != nil {
+		if err != nil || string(name) != q.KeyId {
 			fail("InvalidCiphertextException")
 			return
 		}

@@ -92,7 +92,7 @@ func inBench(t *testing.T, k jobs.Kind, f func(b *bench)) {
 		s := &counted{Store: memstore.New()}
 		l := ledger.New(ledger.Config{
 			Store:    s,
-			Wrapper:  wrapper{},
+			Ring:     ledger.Ring{{Wrapper: wrapper{}}},
 			ModeName: func(uint8) string { return "test" },
 			Log:      slog.New(slog.DiscardHandler),
 			Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},

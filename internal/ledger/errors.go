@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -182,13 +181,4 @@ func RowDamaged(err error) bool {
 // store says it.
 func Unreadable(err error) bool {
 	return errors.Is(err, ErrDamaged) || errors.Is(err, store.ErrDamaged)
-}
-
-// unavailable marks an error of the key provider, unless it is final or the
-// caller's own.
-func unavailable(err error) error {
-	if errors.Is(err, ErrWrongKey) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }

@@ -50,9 +50,8 @@ const (
 
 // A Config says what a Ledger works with. All fields except Names are needed.
 type Config struct {
-	Store     store.Store
-	Wrapper   Wrapper
-	KeySource string // where the key of Wrapper comes from, for an error: "" or " of ..."
+	Store store.Store
+	Ring  Ring // one key at least
 
 	Mode     uint8 // stored with the keyring: a vault is opened in the mode in which it was made
 	ModeName func(uint8) string
@@ -81,16 +80,22 @@ type Ledger struct {
 	rowkeys    rowkey.Generator
 	known      sync.Map // ids of accounts that were seen to exist
 	closed     atomic.Bool
+	ring       atomic.Pointer[Ring]
+	changing   chan struct{} // holds a token during ChangeKeyring
 	unwrapping unwrapping
+	behind     Seldom // that the keyring in the store cannot be loaded
 }
 
 // New returns a Ledger without keys. Call Load before anything else.
 func New(c Config) *Ledger {
-	return &Ledger{
+	l := &Ledger{
 		config:     c,
 		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust, homes: c.Homes},
+		changing:   make(chan struct{}, 1),
 		unwrapping: unwrapping{turn: make(chan struct{}, 1)},
 	}
+	l.ring.Store(&c.Ring)
+	return l
 }
 
 // Close makes later calls return ErrClosed, and the calls that wait at the gate. It reports

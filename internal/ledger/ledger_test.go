@@ -46,7 +46,7 @@ func openOn(t *testing.T, s store.Store) (ledger.Account, *[]error) {
 	var reported []error
 	l := ledger.New(ledger.Config{
 		Store:    s,
-		Wrapper:  wrapper{},
+		Ring:     ledger.Ring{{Wrapper: wrapper{}}},
 		ModeName: func(m uint8) string { return fmt.Sprint(m) },
 		Families: ledger.Families{
 			kindChild: {Parent: kindParent},

@@ -28,7 +28,7 @@ func New(t testing.TB, families ledger.Families) *ledger.Ledger {
 	t.Helper()
 	l := ledger.New(ledger.Config{
 		Store:    memstore.New(),
-		Wrapper:  wrapper{},
+		Ring:     ledger.Ring{{Wrapper: wrapper{}}},
 		ModeName: func(uint8) string { return "test" },
 		Families: families,
 		Log:      slog.New(slog.DiscardHandler),

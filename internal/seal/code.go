@@ -44,8 +44,8 @@ func (b *Box) SealCode(key *CodeKey, account, token uuid.UUID, plain []byte) []b
 	sealed := make([]byte, codeHeader, codeHeader+overhead-header+len(plain))
 	sealed[0] = format
 	if key == nil {
-		m := &k.Masters[len(k.Masters)-1]
-		binary.BigEndian.PutUint32(sealed[1:], m.Term)
+		m := k.Masters.Active()
+		binary.BigEndian.PutUint32(sealed[1:], m.Number)
 		key = &CodeKey{newMAC(hiding.Of(m.Key))}
 	}
 

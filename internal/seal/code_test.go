@@ -17,7 +17,7 @@ import (
 )
 
 func TestCode(t *testing.T) {
-	keys := seal.NewKeys()
+	keys := seal.NewKeys(made)
 	account, token := uuid.New(), uuid.New()
 	plain := []byte("4711")
 	other := seal.NewCodeKey()
@@ -60,10 +60,10 @@ func TestCode(t *testing.T) {
 
 	// Another vault does not open the code. This vault does, under a later term.
 	sealed := b.SealCode(nil, account, token, plain)
-	if _, err := boxOf(seal.NewKeys()).OpenCode(nil, account, token, slices.Clone(sealed)); !errors.Is(err, seal.ErrIntegrity) {
+	if _, err := boxOf(seal.NewKeys(made)).OpenCode(nil, account, token, slices.Clone(sealed)); !errors.Is(err, seal.ErrIntegrity) {
 		t.Errorf("another vault: %v, want ErrIntegrity", err)
 	}
-	next := boxOf(keys.Next())
+	next := boxOf(keys.Next(made, seal.MaxTerms))
 	if _, err := next.OpenCode(nil, account, token, slices.Clone(sealed)); err != nil {
 		t.Errorf("after the keys were rotated: %v", err)
 	}
@@ -74,11 +74,11 @@ func TestCode(t *testing.T) {
 
 // TestCodeFormat opens a code with crypto/hkdf, following the comment on the format.
 func TestCodeFormat(t *testing.T) {
-	keys := seal.NewKeys()
+	keys := seal.NewKeys(made)
 	account, token := uuid.New(), uuid.New()
 	sealed := boxOf(keys).SealCode(nil, account, token, []byte("4711"))
 	m := keys.Masters[0]
-	if sealed[0] != 1 || binary.BigEndian.Uint32(sealed[1:]) != m.Term {
+	if sealed[0] != 1 || binary.BigEndian.Uint32(sealed[1:]) != m.Number {
 		t.Fatalf("header %x", sealed[:5])
 	}
 
@@ -104,7 +104,7 @@ func TestCodeFormat(t *testing.T) {
 
 // BenchmarkCode measures the cost of a security code in an import, without the cache.
 func BenchmarkCode(b *testing.B) {
-	box := boxOf(seal.NewKeys())
+	box := boxOf(seal.NewKeys(made))
 	key, account, token, plain := seal.NewCodeKey(), uuid.New(), uuid.New(), make([]byte, 32)
 	for b.Loop() {
 		box.SealCode(key, account, token, plain)

@@ -1,11 +1,15 @@
 package seal
 
 import (
+	"crypto/cipher"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"time"
 
+	"github.com/cardvault/cardvault/internal/erase"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/google/uuid"
@@ -30,79 +34,254 @@ func randomKey() Key {
 	return NewKey(b)
 }
 
-// Keys are the secret keys of one vault. They are stored wrapped by a
-// key-encryption key and are in clear only in memory.
+// Keys are the secret keys of one vault. They are stored sealed under a data key, which a
+// key-encryption key wraps: see [SealKeys]. They are in clear only in memory.
 type Keys struct {
 	Vault      uuid.UUID // random, made with the vault
 	Generation uint32    // counts the changes of Keys
 
-	// Masters are the master keys by term, rising from 1. Records are sealed
-	// under keys derived from the last and opened under any.
-	Masters []Master
+	// Masters are the master keys. Records are sealed under keys derived from the active
+	// one, and opened under any.
+	Masters Series
 
-	// ID masks row keys. It never changes: ids that the world holds depend on it.
-	ID Key
+	// IDs mask row keys. There is one, which never changes: ids that the world holds
+	// depend on it.
+	IDs Series
 
-	// Fingerprint and Lookup key the hashes by which cards and business keys are
-	// found. They do not change with the master key's term.
-	Fingerprint Key
-	Lookup      Key
+	// Fingerprints and Lookups key the hashes by which cards and business keys are found.
+	// They change apart from the master keys, and from each other.
+	Fingerprints, Lookups Series
 
-	// Audit keys the change detection of an audit log.
-	Audit Key
+	// Audits are the keys of the audit log. What it needs is derived from one by HKDF, as
+	// record keys are: purpose "audit mac" for the MAC of a record, and "audit signing"
+	// for the seed of the Ed25519 key that signs checkpoints.
+	Audits Series
+
+	// Wrappings are the key-encryption keys that wrapped Keys, the present one last. At
+	// most MaxWrappings are kept.
+	Wrappings []Wrapping
 }
 
-// A Master is the master key of one term.
-type Master struct {
-	Term uint32
-	Key  Key
+// A Series holds the keys of one purpose by number, rising from 1. One of them is active.
+type Series []Term
+
+// A Term is one key of a Series.
+type Term struct {
+	Number  uint32
+	State   State
+	Key     Key       // empty once it is destroyed
+	Created time.Time // zero for a key of format 1: it counts as old as the vault
+
+	Closed    time.Time // when it became Closed; zero before
+	Destroyed time.Time // when it became Destroyed; zero before
 }
+
+// A State says what a key is used for. Keys become what stands further down.
+type State uint8
+
+const (
+	// Pending: it opens and finds, and nothing is sealed or hashed under it yet. So every
+	// process knows a key of hashes before the first one uses it. Only the last key of a
+	// Series is pending.
+	Pending State = iota + 1
+
+	// Active: records are sealed, and hashes made, under it.
+	Active
+
+	// Readable: it opens and finds. A process that has not followed yet may still use it as
+	// the active one.
+	Readable
+
+	// Closed: it opens and finds, and nothing is written under it any more. Once a vault has
+	// a closed key, each Update compares the generation of the keyring in its transaction.
+	Closed
+
+	// Destroyed: the key is gone. Its number and its times are kept.
+	Destroyed
+)
+
+// A Wrapping is the time of a key-encryption key.
+type Wrapping struct {
+	KeyID string
+	Since time.Time // zero for the key of a vault of format 1
+}
+
+// Limits of Keys, which make them fit into a record beside their wrapped data key.
+const (
+	MaxTerms     = 500 // of all Series together
+	MaxWrappings = 32
+	maxKeyID     = 255
+)
 
 // NewKeys makes the keys of a new vault, in their first term.
-func NewKeys() *Keys {
-	return &Keys{
-		Vault:       uuid.New(),
-		Masters:     []Master{{1, randomKey()}},
-		ID:          randomKey(),
-		Fingerprint: randomKey(),
-		Lookup:      randomKey(),
-		Audit:       randomKey(),
-	}
+func NewKeys(at time.Time) *Keys {
+	first := func() Series { return Series{{Number: 1, State: Active, Key: randomKey(), Created: at}} }
+	return &Keys{Vault: uuid.New(), Masters: first(), IDs: first(), Fingerprints: first(), Lookups: first(), Audits: first()}
 }
 
-// Next returns a copy of k with a master key for one more term.
-func (k *Keys) Next() *Keys {
+// Active returns the key under which is written.
+func (s Series) Active() *Term {
+	for i := len(s) - 1; i >= 0; i-- {
+		if s[i].State == Active {
+			return &s[i]
+		}
+	}
+	return nil // ParseKeys refuses such a Series
+}
+
+// key returns the active key of a Series.
+func (s Series) key() []byte { return hiding.Of(s.Active().Key) }
+
+// Next returns a copy of k with a master key for one more term, or nil if there is no room.
+func (k *Keys) Next(at time.Time, room int) *Keys {
+	if k.terms() >= room {
+		return nil
+	}
+	next := k.after()
+	last := next.Masters.Active()
+	last.State = Readable
+	next.Masters = append(next.Masters, Term{Number: last.Number + 1, State: Active, Key: randomKey(), Created: at})
+	return next
+}
+
+// WrappedBy returns a copy of k that a key-encryption key wraps.
+func (k *Keys) WrappedBy(keyID string, at time.Time) *Keys {
+	next := k.after()
+	if keyID != k.KeyID() {
+		next.Wrappings = append(next.Wrappings, Wrapping{keyID, at})
+		next.Wrappings = next.Wrappings[max(0, len(next.Wrappings)-MaxWrappings):]
+	}
+	return next
+}
+
+// KeyID returns the id of the key-encryption key that wraps k.
+func (k *Keys) KeyID() string {
+	if len(k.Wrappings) == 0 {
+		return "" // of keys that are never stored
+	}
+	return k.Wrappings[len(k.Wrappings)-1].KeyID
+}
+
+// HadKey reports whether a key-encryption key wraps k, or did.
+func (k *Keys) HadKey(id string) bool {
+	return slices.ContainsFunc(k.Wrappings, func(w Wrapping) bool { return w.KeyID == id })
+}
+
+// after returns a copy of k, of the next generation.
+func (k *Keys) after() *Keys {
 	next := *k
 	next.Generation++
-	m := Master{k.Masters[len(k.Masters)-1].Term + 1, randomKey()}
-	next.Masters = append(k.Masters[:len(k.Masters):len(k.Masters)], m)
+	next.Masters, next.Wrappings = slices.Clone(k.Masters), slices.Clone(k.Wrappings)
 	return &next
 }
 
+// terms returns how many keys there are.
+func (k *Keys) terms() (n int) {
+	for _, s := range k.series() {
+		n += len(*s.of)
+	}
+	return n
+}
+
 const (
-	tagVault = iota + 1
-	tagGeneration
-	tagTerm
-	tagMaster
-	tagID
-	tagFingerprint
-	tagLookup
-	tagAudit
+	tagVault      = 1
+	tagGeneration = 2
+	// 3 to 8 are of format 1.
+	tagMaster      = 9
+	tagID          = 10
+	tagFingerprint = 11
+	tagLookup      = 12
+	tagAudit       = 13
+	tagWrapping    = 14
 )
 
-// Marshal returns k in clear, to be wrapped at once.
+// Fields of a Term.
+const (
+	termNumber = iota + 1
+	termState
+	termKey
+	termCreated
+	termClosed
+	termDestroyed
+)
+
+// Fields of a Wrapping.
+const (
+	wrappingKeyID = iota + 1
+	wrappingSince
+)
+
+// longest bounds what a Term takes.
+const longest = 80
+
+type tagged struct {
+	tag byte
+	of  *Series
+}
+
+func (k *Keys) series() []tagged {
+	return []tagged{
+		{tagMaster, &k.Masters}, {tagID, &k.IDs}, {tagFingerprint, &k.Fingerprints}, {tagLookup, &k.Lookups}, {tagAudit, &k.Audits},
+	}
+}
+
+// Marshal returns k in clear, to be sealed at once.
 func (k *Keys) Marshal() []byte {
-	b := make([]byte, 0, 256+64*len(k.Masters)) // never grown: nothing is left behind
+	b := make([]byte, 0, 64+longest*k.terms()+(maxKeyID+16)*len(k.Wrappings)) // never grown: nothing is left behind
 	b = tlv.Append(b, tagVault, k.Vault[:])
 	b = tlv.AppendUint(b, tagGeneration, uint64(k.Generation))
-	for _, m := range k.Masters {
-		b = tlv.AppendUint(b, tagTerm, uint64(m.Term))
-		b = tlv.Append(b, tagMaster, hiding.Of(m.Key))
+
+	term := make([]byte, 0, longest)
+	defer func() { clear(term[:cap(term)]) }()
+	for _, s := range k.series() {
+		for _, t := range *s.of {
+			term = t.append(term[:0])
+			b = tlv.Append(b, s.tag, term)
+		}
 	}
-	b = tlv.Append(b, tagID, hiding.Of(k.ID))
-	b = tlv.Append(b, tagFingerprint, hiding.Of(k.Fingerprint))
-	b = tlv.Append(b, tagLookup, hiding.Of(k.Lookup))
-	return tlv.Append(b, tagAudit, hiding.Of(k.Audit))
+
+	for _, w := range k.Wrappings {
+		b = tlv.Append(b, tagWrapping, tlv.AppendTime(tlv.Append(nil, wrappingKeyID, w.KeyID), wrappingSince, w.Since))
+	}
+	return b
+}
+
+func (t *Term) append(b []byte) []byte {
+	b = tlv.AppendUint(b, termNumber, uint64(t.Number))
+	b = tlv.AppendUint(b, termState, uint64(t.State))
+	b = tlv.Append(b, termKey, hiding.Of(t.Key))
+	b = tlv.AppendTime(b, termCreated, t.Created)
+	b = tlv.AppendTime(b, termClosed, t.Closed)
+	return tlv.AppendTime(b, termDestroyed, t.Destroyed)
+}
+
+// SealKeys returns k sealed under a data key of KeySize bytes that seals nothing else,
+// bound to aad.
+func SealKeys(dataKey []byte, k *Keys, aad []byte) (sealed []byte) {
+	plain := k.Marshal()
+	defer clear(plain)
+	erase.Do(func() { sealed = dataAEAD(dataKey).Seal(nil, nil, plain, aad) })
+	return sealed
+}
+
+// OpenKeys returns what SealKeys was given: ErrIntegrity if that was another data key, or
+// other associated data.
+func OpenKeys(dataKey, sealed, aad []byte) (k *Keys, err error) {
+	var plain []byte
+	erase.Do(func() { plain, err = dataAEAD(dataKey).Open(nil, nil, sealed, aad) })
+	if err != nil {
+		return nil, ErrIntegrity
+	}
+	defer clear(plain)
+	return ParseKeys(plain)
+}
+
+func dataAEAD(dataKey []byte) cipher.AEAD {
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(dataKey))
+	if err != nil {
+		panic(err) // only for a block that is not AES
+	}
+	return aead
 }
 
 var errKeys = errors.New("seal: keyring is malformed")
@@ -110,46 +289,124 @@ var errKeys = errors.New("seal: keyring is malformed")
 // ParseKeys reads what Marshal wrote. It keeps no reference to data.
 func ParseKeys(data []byte) (*Keys, error) {
 	k := new(Keys)
-	var generation, term uint64
-	missing := map[byte]*Key{tagID: &k.ID, tagFingerprint: &k.Fingerprint, tagLookup: &k.Lookup, tagAudit: &k.Audit}
+	series := map[byte]*Series{}
+	for _, s := range k.series() {
+		series[s.tag] = s.of
+	}
 
+	var generation uint64
+	var bad error
 	r := tlv.Read(data)
-	for r.Next() {
-		switch r.Tag {
-		case tagGeneration:
+	for r.Next() && bad == nil {
+		switch s := series[r.Tag]; {
+		case s != nil:
+			var t Term
+			t, bad = parseTerm(r.Value)
+			*s = append(*s, t)
+		case r.Tag == tagVault:
+			bad = k.parseVault(r.Value)
+		case r.Tag == tagGeneration:
 			generation = r.Uint()
-		case tagTerm:
-			term = r.Uint()
-		case tagMaster:
-			last := uint64(0)
-			if n := len(k.Masters); n > 0 {
-				last = uint64(k.Masters[n-1].Term)
-			}
-			if len(r.Value) != KeySize || term <= last || term > math.MaxUint32 {
-				return nil, errKeys
-			}
-			k.Masters = append(k.Masters, Master{uint32(term), NewKey(r.Value)})
-		case tagVault:
-			if len(r.Value) != len(k.Vault) || k.Vault != uuid.Nil {
-				return nil, errKeys
-			}
-			copy(k.Vault[:], r.Value)
-		case tagID, tagFingerprint, tagLookup, tagAudit:
-			key, ok := missing[r.Tag]
-			if !ok || len(r.Value) != KeySize {
-				return nil, errKeys
-			}
-			*key = NewKey(r.Value)
-			delete(missing, r.Tag)
+		case r.Tag == tagWrapping:
+			var w Wrapping
+			w, bad = parseWrapping(r.Value)
+			k.Wrappings = append(k.Wrappings, w)
 		}
 	}
 
-	if err := r.Err(); err != nil {
+	if err := errors.Join(r.Err(), bad); err != nil {
 		return nil, fmt.Errorf("%w: %w", errKeys, err)
 	}
-	if len(missing) > 0 || len(k.Masters) == 0 || k.Vault == uuid.Nil || generation > math.MaxUint32 {
+	if generation > math.MaxUint32 || !k.valid() {
 		return nil, errKeys
 	}
 	k.Generation = uint32(generation)
 	return k, nil
+}
+
+func (k *Keys) parseVault(value []byte) error {
+	if len(value) != len(k.Vault) || k.Vault != uuid.Nil {
+		return errKeys
+	}
+	copy(k.Vault[:], value)
+	return nil
+}
+
+func parseTerm(data []byte) (Term, error) {
+	var t Term
+	var number, state uint64
+	r := tlv.Read(data)
+	for r.Next() {
+		switch r.Tag {
+		case termNumber:
+			number = r.Uint()
+		case termState:
+			state = r.Uint()
+		case termKey:
+			if len(r.Value) != KeySize {
+				return t, errKeys
+			}
+			t.Key = NewKey(r.Value)
+		case termCreated:
+			t.Created = r.Time()
+		case termClosed:
+			t.Closed = r.Time()
+		case termDestroyed:
+			t.Destroyed = r.Time()
+		}
+	}
+
+	if number > math.MaxUint32 || state > uint64(Destroyed) {
+		return t, errKeys
+	}
+	t.Number, t.State = uint32(number), State(state)
+	return t, r.Err()
+}
+
+func parseWrapping(data []byte) (Wrapping, error) {
+	var w Wrapping
+	r := tlv.Read(data)
+	for r.Next() {
+		switch r.Tag {
+		case wrappingKeyID:
+			w.KeyID = string(r.Value)
+		case wrappingSince:
+			w.Since = r.Time()
+		}
+	}
+	return w, r.Err()
+}
+
+// valid reports whether k is as NewKeys and the methods of Keys make it.
+func (k *Keys) valid() bool {
+	for _, s := range k.series() {
+		if !s.of.valid() {
+			return false
+		}
+	}
+	return k.Vault != uuid.Nil && len(k.IDs) == 1 && k.terms() <= MaxTerms && len(k.Wrappings) <= MaxWrappings
+}
+
+// valid reports whether numbers rise, one key is active, only the last may be pending, and
+// keys are there until they are destroyed.
+func (s Series) valid() bool {
+	active, number := 0, uint32(0)
+	for i, t := range s {
+		ok := t.Number > number && t.Key.IsZero() == (t.State == Destroyed)
+		switch t.State {
+		case Pending:
+			ok = ok && active == 1 && i == len(s)-1
+		case Active:
+			active++
+		case Readable, Closed, Destroyed:
+			ok = ok && active == 0
+		default:
+			return false
+		}
+		if !ok {
+			return false
+		}
+		number = t.Number
+	}
+	return active == 1
 }

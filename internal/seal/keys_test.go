@@ -3,7 +3,9 @@ package seal_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,13 +19,16 @@ func TestNewKeys(t *testing.T) {
 	seen := map[string]bool{string(make([]byte, seal.KeySize)): true}
 	vaults := map[uuid.UUID]bool{uuid.Nil: true}
 	for range 100 {
-		k := seal.NewKeys()
-		if len(k.Masters) != 1 || k.Masters[0].Term != 1 || k.Generation != 0 {
-			t.Fatalf("not the first term: %d masters, generation %d", len(k.Masters), k.Generation)
+		k := seal.NewKeys(made)
+		if k.Generation != 0 {
+			t.Fatalf("generation %d", k.Generation)
 		}
 
-		for _, key := range []seal.Key{k.Masters[0].Key, k.ID, k.Fingerprint, k.Lookup, k.Audit} {
-			key := string(hiding.Of(key))
+		for _, s := range []seal.Series{k.Masters, k.IDs, k.Fingerprints, k.Lookups, k.Audits} {
+			if len(s) != 1 || s[0].Number != 1 || s[0].State != seal.Active || !s[0].Created.Equal(made) {
+				t.Fatalf("not a first key: %+v", s)
+			}
+			key := string(hiding.Of(s[0].Key))
 			if seen[key] || len(key) != seal.KeySize {
 				t.Fatal("two keys are the same, or one is zero")
 			}
@@ -38,9 +43,9 @@ func TestNewKeys(t *testing.T) {
 }
 
 func TestNext(t *testing.T) {
-	k := seal.NewKeys()
+	k := seal.NewKeys(made)
 	before := k.Marshal()
-	one, two := k.Next(), k.Next()
+	one, two := k.Next(made, seal.MaxTerms), k.Next(made, seal.MaxTerms)
 	if !bytes.Equal(k.Marshal(), before) {
 		t.Error("Next changed the keys that it is called on")
 	}
@@ -50,30 +55,81 @@ func TestNext(t *testing.T) {
 	}
 
 	for i := range 10 {
-		next := one.Next()
-		if n := uint32(len(next.Masters)); next.Generation != uint32(i+2) || next.Masters[n-1].Term != n {
-			t.Fatalf("generation %d, %d masters, the last of term %d", next.Generation, n, next.Masters[n-1].Term)
+		next := one.Next(made, seal.MaxTerms)
+		if n := uint32(len(next.Masters)); next.Generation != uint32(i+2) || next.Masters[n-1].Number != n {
+			t.Fatalf("generation %d, %d masters, the last of term %d", next.Generation, n, next.Masters[n-1].Number)
 		}
 		rest := *next
-		rest.Generation, rest.Masters = one.Generation, next.Masters[:len(one.Masters)]
+		rest.Generation, rest.Masters = one.Generation, slices.Clone(next.Masters[:len(one.Masters)])
+		rest.Masters[len(rest.Masters)-1].State = seal.Active
 		if !bytes.Equal(rest.Marshal(), one.Marshal()) {
 			t.Fatal("a former master key or another field changed")
 		}
 		one = next
+	}
+
+	for ; one != nil; one = one.Next(made, seal.MaxTerms) {
+		k = one
+	}
+	if got := len(k.Masters) + 4; got != seal.MaxTerms {
+		t.Errorf("%d keys are the most", got)
+	}
+	if size := len(k.Marshal()); size > 48<<10 {
+		t.Errorf("the most keys take %d bytes of a record", size)
+	}
+}
+
+// TestWrappedBy: keys remember which key-encryption keys wrapped them, up to a limit.
+func TestWrappedBy(t *testing.T) {
+	k := seal.NewKeys(made).WrappedBy("a", made).WrappedBy("b", made)
+	if again := k.WrappedBy("b", made); len(again.Wrappings) != 2 || again.Generation != 3 {
+		t.Errorf("wrapped by the same key: %v, generation %d", again.Wrappings, again.Generation)
+	}
+	if !k.HadKey("a") || !k.HadKey("b") || k.HadKey("c") || k.KeyID() != "b" {
+		t.Errorf("wrapped by %v", k.Wrappings)
+	}
+	for range 100 {
+		k = k.WrappedBy("x", made).WrappedBy("y", made)
+	}
+	if len(k.Wrappings) != seal.MaxWrappings || k.KeyID() != "y" || k.HadKey("a") {
+		t.Errorf("%d wrappings, the last by %s", len(k.Wrappings), k.KeyID())
+	}
+}
+
+// TestSealKeys: keys open under their data key and associated data, and no others.
+func TestSealKeys(t *testing.T) {
+	k, dataKey, other := seal.NewKeys(made).WrappedBy("a", made), bytes.Repeat([]byte{1}, seal.KeySize), bytes.Repeat([]byte{2}, seal.KeySize)
+	sealed := seal.SealKeys(dataKey, k, []byte("aad"))
+	if got, err := seal.OpenKeys(dataKey, sealed, []byte("aad")); err != nil || !bytes.Equal(got.Marshal(), k.Marshal()) {
+		t.Fatal(err)
+	}
+	edited := bytes.Clone(sealed)
+	edited[40] ^= 1
+	for name, open := range map[string]func() (*seal.Keys, error){
+		"another data key": func() (*seal.Keys, error) { return seal.OpenKeys(other, sealed, []byte("aad")) },
+		"another aad":      func() (*seal.Keys, error) { return seal.OpenKeys(dataKey, sealed, []byte("aae")) },
+		"edited":           func() (*seal.Keys, error) { return seal.OpenKeys(dataKey, edited, []byte("aad")) },
+		"cut":              func() (*seal.Keys, error) { return seal.OpenKeys(dataKey, sealed[:20], []byte("aad")) },
+		"nothing":          func() (*seal.Keys, error) { return seal.OpenKeys(dataKey, nil, []byte("aad")) },
+	} {
+		if got, err := open(); got != nil || !errors.Is(err, seal.ErrIntegrity) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
 // TestKeysHide: no way of printing keys shows any part of them.
 func TestKeysHide(t *testing.T) {
 	k := &seal.Keys{
-		Vault: uuid.Max, Masters: []seal.Master{{Term: 1, Key: seal.NewKey(bytes.Repeat([]byte("M"), seal.KeySize))}},
-		ID: seal.NewKey(bytes.Repeat([]byte("I"), seal.KeySize)),
+		Vault: uuid.Max, Masters: seal.Series{{Number: 1, State: seal.Active, Key: seal.NewKey(bytes.Repeat([]byte("M"), seal.KeySize))}},
+		IDs: only(bytes.Repeat([]byte("I"), seal.KeySize)),
 	}
 	text, err := json.Marshal(k)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, shown := range []string{string(text), fmt.Sprintf("%v %+v %#v %x %d", k, *k, k, k, k), fmt.Sprint(k.Masters, struct{ k seal.Keys }{*k})} {
+	verbs := "%v %+v %#v %x %d" // vet knows that some do not fit
+	for _, shown := range []string{string(text), fmt.Sprintf(verbs, k, *k, k, k, k), fmt.Sprint(k.Masters, struct{ k seal.Keys }{*k})} {
 		for _, key := range []string{"MMMM", "IIII", "77, 77", "77 77", "73 73", "4d4d", "0x4d", "0x49", "TU1N", "SUlJ"} {
 			if strings.Contains(shown, key) {
 				t.Errorf("%s shows %s", shown, key)
@@ -83,7 +139,7 @@ func TestKeysHide(t *testing.T) {
 }
 
 func TestKeysRoundTrip(t *testing.T) {
-	k := seal.NewKeys()
+	k := seal.NewKeys(made)
 	for range 20 {
 		data := k.Marshal()
 		parsed, err := seal.ParseKeys(data)
@@ -94,14 +150,14 @@ func TestKeysRoundTrip(t *testing.T) {
 		if !bytes.Equal(parsed.Marshal(), k.Marshal()) {
 			t.Fatalf("%d masters do not survive a round trip", len(k.Masters))
 		}
-		k = parsed.Next()
+		k = parsed.Next(made, seal.MaxTerms)
 	}
 }
 
 // TestParseKeysSkipsUnknownTags: a tag of a later version is skipped, so that an older
 // version can still read the keys.
 func TestParseKeysSkipsUnknownTags(t *testing.T) {
-	k := seal.NewKeys()
+	k := seal.NewKeys(made)
 	parsed, err := seal.ParseKeys(tlv.Append(k.Marshal(), 200, "later"))
 	if err != nil || !bytes.Equal(parsed.Marshal(), k.Marshal()) {
 		t.Errorf("%v", err)
@@ -109,65 +165,77 @@ func TestParseKeysSkipsUnknownTags(t *testing.T) {
 }
 
 func TestParseKeysRefuses(t *testing.T) {
-	const vault, generation, term, master, id, fingerprint, lookup, audit = 1, 2, 3, 4, 5, 6, 7, 8
-	key := bytes.Repeat([]byte{7}, seal.KeySize)
-	type field struct {
-		tag   byte
-		value []byte
-	}
-	whole := []field{
-		{vault, key[:16]}, {generation, []byte{9}}, {term, []byte{1}}, {master, key}, {term, []byte{2}}, {master, key},
-		{id, key}, {fingerprint, key}, {lookup, key}, {audit, key},
-	}
-
-	parse := func(fields []field) error {
-		var b []byte
-		for _, f := range fields {
-			b = tlv.Append(b, f.tag, f.value)
+	key := seal.NewKey(bytes.Repeat([]byte{7}, seal.KeySize))
+	term := func(number uint32, state seal.State) seal.Term {
+		t := seal.Term{Number: number, State: state}
+		if state != seal.Destroyed {
+			t.Key = key
 		}
-		_, err := seal.ParseKeys(b)
+		return t
+	}
+	parse := func(edit func(*seal.Keys)) error {
+		k := seal.NewKeys(made)
+		edit(k)
+		_, err := seal.ParseKeys(k.Marshal())
 		return err
 	}
 
-	if err := parse(whole); err != nil {
-		t.Fatal(err)
-	}
-
-	with := func(i int, fields ...field) []field {
-		return append(append(append([]field{}, whole[:i]...), fields...), whole[i+1:]...)
-	}
-
-	for name, fields := range map[string][]field{
-		"nothing":                   nil,
-		"no vault":                  with(0),
-		"zero vault":                with(0, field{vault, make([]byte, 16)}),
-		"short vault":               with(0, field{vault, key[:15]}),
-		"long vault":                with(0, field{vault, key[:17]}),
-		"large generation":          with(1, field{generation, []byte{1, 0, 0, 0, 0}}),
-		"huge generation":           with(1, field{generation, make([]byte, 9)}),
-		"no term":                   with(2),
-		"large term":                with(2, field{term, []byte{1, 0, 0, 0, 1}}),
-		"same term twice":           with(4),
-		"falling terms":             with(2, field{term, []byte{3}}),
-		"short master":              with(3, field{master, key[:31]}),
-		"long master":               with(3, field{master, append([]byte{1}, key...)}),
-		"no master":                 append(append([]field{}, whole[:2]...), whole[6:]...),
-		"no id key":                 with(6),
-		"short id key":              with(6, field{id, key[:31]}),
-		"long id key":               with(6, field{id, append([]byte{1}, key...)}),
-		"no fingerprint key":        with(7),
-		"no lookup key":             with(8),
-		"no audit key":              with(9),
-		"two id keys, no audit key": with(9, field{id, key}),
-		"two id keys":               with(6, field{id, key}, field{id, key}),
-		"two vaults":                with(0, field{vault, key[:16]}, field{vault, key[:16]}),
+	for name, edit := range map[string]func(*seal.Keys){
+		"a new vault": func(*seal.Keys) {},
+		"every state": func(k *seal.Keys) {
+			k.Masters = seal.Series{term(2, seal.Destroyed), term(3, seal.Closed), term(5, seal.Readable), term(6, seal.Active), term(7, seal.Pending)}
+		},
+		"many wrappings": func(k *seal.Keys) {
+			k.Wrappings = slices.Repeat([]seal.Wrapping{{KeyID: "a", Since: made}}, seal.MaxWrappings)
+		},
 	} {
-		if err := parse(fields); err == nil {
+		if err := parse(edit); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, edit := range map[string]func(*seal.Keys){
+		"no vault":           func(k *seal.Keys) { k.Vault = uuid.Nil },
+		"no master":          func(k *seal.Keys) { k.Masters = nil },
+		"no id key":          func(k *seal.Keys) { k.IDs = nil },
+		"two id keys":        func(k *seal.Keys) { k.IDs = seal.Series{term(1, seal.Readable), term(2, seal.Active)} },
+		"no fingerprint key": func(k *seal.Keys) { k.Fingerprints = nil },
+		"no lookup key":      func(k *seal.Keys) { k.Lookups = nil },
+		"no audit key":       func(k *seal.Keys) { k.Audits = nil },
+		"no number":          func(k *seal.Keys) { k.Masters[0].Number = 0 },
+		"no state":           func(k *seal.Keys) { k.Masters[0].State = 0 },
+		"unknown state":      func(k *seal.Keys) { k.Masters[0].State = seal.Destroyed + 1 },
+		"no key":             func(k *seal.Keys) { k.Masters[0].Key = seal.Key{} },
+		"short key":          func(k *seal.Keys) { k.Masters[0].Key = seal.NewKey(make([]byte, 31)) },
+		"long key":           func(k *seal.Keys) { k.Masters[0].Key = seal.NewKey(make([]byte, 33)) },
+		"none active":        func(k *seal.Keys) { k.Masters[0].State = seal.Readable },
+		"two active":         func(k *seal.Keys) { k.Masters = seal.Series{term(1, seal.Active), term(2, seal.Active)} },
+		"same number":        func(k *seal.Keys) { k.Masters = seal.Series{term(1, seal.Readable), term(1, seal.Active)} },
+		"falling":            func(k *seal.Keys) { k.Masters = seal.Series{term(2, seal.Readable), term(1, seal.Active)} },
+		"readable after":     func(k *seal.Keys) { k.Masters = seal.Series{term(1, seal.Active), term(2, seal.Readable)} },
+		"pending before":     func(k *seal.Keys) { k.Masters = seal.Series{term(1, seal.Pending), term(2, seal.Active)} },
+		"two pending": func(k *seal.Keys) {
+			k.Masters = seal.Series{term(1, seal.Active), term(2, seal.Pending), term(3, seal.Pending)}
+		},
+		"destroyed with key": func(k *seal.Keys) {
+			k.Masters = seal.Series{{Number: 1, State: seal.Destroyed, Key: key}, term(2, seal.Active)}
+		},
+		"too many": func(k *seal.Keys) {
+			k.Masters = nil
+			for n := range uint32(seal.MaxTerms) {
+				k.Masters = append(k.Masters, term(n+1, seal.Readable))
+			}
+			k.Masters[len(k.Masters)-1].State = seal.Active
+		},
+		"too many wrappings": func(k *seal.Keys) {
+			k.Wrappings = slices.Repeat([]seal.Wrapping{{KeyID: "a"}}, seal.MaxWrappings+1)
+		},
+	} {
+		if err := parse(edit); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 
-	data := seal.NewKeys().Next().Marshal()
+	data := seal.NewKeys(made).Next(made, seal.MaxTerms).Marshal()
 	for n := range len(data) {
 		if _, err := seal.ParseKeys(data[:n]); err == nil {
 			t.Errorf("cut to %d of %d bytes: accepted", n, len(data))
@@ -176,9 +244,9 @@ func TestParseKeysRefuses(t *testing.T) {
 }
 
 func FuzzParseKeys(f *testing.F) {
-	k := seal.NewKeys()
+	k := seal.NewKeys(made)
 	f.Add(k.Marshal())
-	f.Add(k.Next().Next().Marshal())
+	f.Add(k.Next(made, seal.MaxTerms).Next(made, seal.MaxTerms).Marshal())
 	f.Add([]byte{1, 16})
 
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -188,8 +256,8 @@ func FuzzParseKeys(f *testing.F) {
 		}
 
 		for i, m := range k.Masters {
-			if m.Term == 0 || i > 0 && m.Term <= k.Masters[i-1].Term {
-				t.Fatalf("terms do not increase: %d", m.Term)
+			if m.Number == 0 || i > 0 && m.Number <= k.Masters[i-1].Number {
+				t.Fatalf("terms do not increase: %d", m.Number)
 			}
 		}
 
@@ -197,7 +265,7 @@ func FuzzParseKeys(f *testing.F) {
 		if err != nil || !bytes.Equal(again.Marshal(), k.Marshal()) {
 			t.Fatalf("the parsed keys do not survive a round trip: %v", err)
 		}
-		if next := k.Next(); len(next.Masters) != len(k.Masters)+1 {
+		if next := k.Next(made, seal.MaxTerms+1); len(next.Masters) != len(k.Masters)+1 {
 			t.Fatal("no next term")
 		}
 	})

@@ -181,12 +181,12 @@ func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &k.Masters[len(k.Masters)-1]
+	m := k.Masters.Active()
 	aead := b.account(r.Account).aead(k, m, part)
 
 	dst := make([]byte, header, overhead+len(plain))
 	dst[0], dst[1] = format, aesGCM
-	binary.BigEndian.PutUint32(dst[2:], m.Term)
+	binary.BigEndian.PutUint32(dst[2:], m.Number)
 
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
@@ -222,10 +222,11 @@ func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
 
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-func (k *Keys) master(term uint32) *Master {
+// master returns the master key of a term, unless that is unknown or destroyed.
+func (k *Keys) master(term uint32) *Term {
 	for i := len(k.Masters) - 1; i >= 0; i-- {
-		if k.Masters[i].Term == term {
-			return &k.Masters[i]
+		if m := &k.Masters[i]; m.Number == term && m.State != Destroyed {
+			return m
 		}
 	}
 	return nil
@@ -294,10 +295,10 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 	k := b.Keys()
 	a = &accountKeys{
 		id:          id,
-		prf:         newAES(derive(hiding.Of(k.ID), "id", k.Vault, id)),
-		fingerprint: newMAC(derive(hiding.Of(k.Fingerprint), "fingerprint", k.Vault, id)),
-		lookup:      newMAC(derive(hiding.Of(k.Lookup), "lookup", k.Vault, id)),
-		idempotency: newMAC(derive(hiding.Of(k.Lookup), "idempotency", k.Vault, id)),
+		prf:         newAES(derive(k.IDs.key(), "id", k.Vault, id)),
+		fingerprint: newMAC(derive(k.Fingerprints.key(), "fingerprint", k.Vault, id)),
+		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
+		idempotency: newMAC(derive(k.Lookups.key(), "idempotency", k.Vault, id)),
 	}
 	a.aeads.Store(&map[cipherName]cipher.AEAD{})
 
@@ -311,15 +312,15 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 	return a
 }
 
-func (a *accountKeys) aead(k *Keys, m *Master, part byte) cipher.AEAD {
-	p := cipherName{m.Term, part}
+func (a *accountKeys) aead(k *Keys, m *Term, part byte) cipher.AEAD {
+	p := cipherName{m.Number, part}
 	if aead := (*a.aeads.Load())[p]; aead != nil {
 		return aead
 	}
 	return a.derive(k, m, p)
 }
 
-func (a *accountKeys) derive(k *Keys, m *Master, p cipherName) cipher.AEAD {
+func (a *accountKeys) derive(k *Keys, m *Term, p cipherName) cipher.AEAD {
 	label := "shown"
 	if p.part == partSecret {
 		label = "secret"

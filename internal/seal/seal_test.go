@@ -74,7 +74,7 @@ func sample() *store.Record {
 }
 
 func TestRoundTrip(t *testing.T) {
-	box := boxOf(seal.NewKeys())
+	box := boxOf(seal.NewKeys(made))
 	id := rapid.Custom(func(t *rapid.T) uuid.UUID {
 		return uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "id"))
 	})
@@ -117,7 +117,7 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestNoSealIsLikeAnother(t *testing.T) {
-	box, r := boxOf(seal.NewKeys()), sample()
+	box, r := boxOf(seal.NewKeys(made)), sample()
 	seen := map[string]bool{}
 	for range 1000 {
 		seen[string(sealPart(t, box, r, "shown", []byte("the same"))[6:18])] = true
@@ -130,14 +130,14 @@ func TestNoSealIsLikeAnother(t *testing.T) {
 // TestTransplant: a part opens only in its own place. The ids of accounts, records and
 // parents are the same two, so that one field could be mistaken for another.
 func TestTransplant(t *testing.T) {
-	first := seal.NewKeys()
+	first := seal.NewKeys(made)
 	other := *first // differs only in the vault
 	other.Vault = uuid.New()
 	var vaults [2]struct{ byTerm [2]*seal.Box }
 	for i, k := range []*seal.Keys{first, &other} {
 		vaults[i].byTerm = [2]*seal.Box{boxOf(k)}
 	}
-	next := first.Next()
+	next := first.Next(made, seal.MaxTerms)
 	vaults[0].byTerm[1] = boxOf(next)
 	otherNext := *next
 	otherNext.Vault = other.Vault
@@ -196,7 +196,7 @@ func TestTransplant(t *testing.T) {
 // TestMutableColumns: the shown part detects a change of any column. The secret part still
 // opens after changes that are normal in the life of a record.
 func TestMutableColumns(t *testing.T) {
-	box := boxOf(seal.NewKeys())
+	box := boxOf(seal.NewKeys(made))
 	for name, change := range map[string]func(r *store.Record){
 		"class":               func(r *store.Record) { r.Class++ },
 		"no class":            func(r *store.Record) { r.Class = 0 },
@@ -244,7 +244,7 @@ func moveByte(r *store.Record, n int) {
 }
 
 func TestColumnBitFlips(t *testing.T) {
-	box := boxOf(seal.NewKeys())
+	box := boxOf(seal.NewKeys(made))
 	flip := func(b []byte, bit int) { b[bit/8] ^= 1 << (bit % 8) }
 	for _, c := range []struct {
 		name    string
@@ -284,8 +284,8 @@ func TestColumnBitFlips(t *testing.T) {
 }
 
 func TestSealedBitFlips(t *testing.T) {
-	keys := seal.NewKeys()
-	box, r := boxOf(keys.Next().Next()), sample() // terms 1, 2 and 3
+	keys := seal.NewKeys(made)
+	box, r := boxOf(keys.Next(made, seal.MaxTerms).Next(made, seal.MaxTerms)), sample() // terms 1, 2 and 3
 	for _, part := range bothParts {
 		sealed := sealPart(t, box, r, part, []byte("a plaintext of some length"))
 		for bit := range len(sealed) * 8 {
@@ -308,7 +308,7 @@ func TestSealedBitFlips(t *testing.T) {
 }
 
 func TestTruncation(t *testing.T) {
-	box, r := boxOf(seal.NewKeys()), sample()
+	box, r := boxOf(seal.NewKeys(made)), sample()
 	for _, part := range bothParts {
 		sealed := sealPart(t, box, r, part, []byte("a plaintext of some length"))
 		for n := range len(sealed) {
@@ -327,8 +327,8 @@ func TestTruncation(t *testing.T) {
 }
 
 func TestTerms(t *testing.T) {
-	k1 := seal.NewKeys()
-	k2 := k1.Next()
+	k1 := seal.NewKeys(made)
+	k2 := k1.Next(made, seal.MaxTerms)
 	b1, b2, r := boxOf(k1), boxOf(k2), sample()
 	for _, part := range bothParts {
 		old, young := sealPart(t, b1, r, part, []byte("old")), sealPart(t, b2, r, part, []byte("young"))
@@ -360,7 +360,7 @@ func TestTerms(t *testing.T) {
 }
 
 func TestOpenDecryptsInPlace(t *testing.T) {
-	box, r := boxOf(seal.NewKeys()), sample()
+	box, r := boxOf(seal.NewKeys(made)), sample()
 	plain := []byte("plaintext")
 	if err := errors.Join(box.SealShown(r, plain), box.SealSecret(r, plain)); err != nil {
 		t.Fatal(err)
@@ -396,7 +396,7 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 	const block, blocks, workers = 700, 100, 4
 	var inside, refills atomic.Int32
 	var box *seal.Box
-	box = seal.NewBox(seal.NewKeys(), func() error {
+	box = seal.NewBox(seal.NewKeys(made), func() error {
 		if inside.Add(1) != 1 {
 			t.Error("refill is called twice at the same time")
 		}
@@ -441,8 +441,8 @@ func TestGrantIsNeverExceeded(t *testing.T) {
 }
 
 func TestSetKeys(t *testing.T) {
-	k1 := seal.NewKeys()
-	k2 := k1.Next()
+	k1 := seal.NewKeys(made)
+	k2 := k1.Next(made, seal.MaxTerms)
 	box := seal.NewBox(k1, func() error { return errNoMore })
 	box.Grant(box.Keys(), 10)
 	box.SetKeys(k1) // not a later generation: changes nothing
@@ -476,8 +476,8 @@ func TestSetKeys(t *testing.T) {
 // TestSetKeysAmongSeals: the second term has no grant, so no seal may use it, whenever the
 // keys change.
 func TestSetKeysAmongSeals(t *testing.T) {
-	keys := seal.NewKeys()
-	next := keys.Next()
+	keys := seal.NewKeys(made)
+	next := keys.Next(made, seal.MaxTerms)
 	for range 500 {
 		box := seal.NewBox(keys, func() error { return errNoMore })
 		box.Grant(box.Keys(), 1<<30)
@@ -514,7 +514,7 @@ func TestSetKeysAmongSeals(t *testing.T) {
 // TestConcurrentUse has more accounts than a Box keeps keys for.
 func TestConcurrentUse(t *testing.T) {
 	const accounts, workers = 5000, 4
-	keys := seal.NewKeys()
+	keys := seal.NewKeys(made)
 	box := boxOf(keys)
 
 	var wg sync.WaitGroup
@@ -542,7 +542,7 @@ func TestConcurrentUse(t *testing.T) {
 					return
 				}
 
-				sum := rawHMAC(rawKey(hiding.Of(keys.Fingerprint), "fingerprint", keys.Vault, r.Account), []byte("4242"))
+				sum := rawHMAC(rawKey(hiding.Of(keys.Fingerprints[0].Key), "fingerprint", keys.Vault, r.Account), []byte("4242"))
 				if n%100 == 0 && !bytes.Equal(box.Fingerprint(r.Account, []byte("4242")), sum) {
 					t.Errorf("account %d: wrong fingerprint", n)
 					return
@@ -554,7 +554,7 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Go(func() {
 		k := keys
 		for range 20 {
-			k = k.Next()
+			k = k.Next(made, seal.MaxTerms)
 			box.SetKeys(k)
 		}
 	})
@@ -562,7 +562,7 @@ func TestConcurrentUse(t *testing.T) {
 }
 
 func TestHashesAreApart(t *testing.T) {
-	box, other := boxOf(seal.NewKeys()), boxOf(seal.NewKeys())
+	box, other := boxOf(seal.NewKeys(made)), boxOf(seal.NewKeys(made))
 	a, b := uuid.New(), uuid.New()
 	value := []byte("4242424242424242")
 
@@ -596,7 +596,7 @@ func TestHashesAreApart(t *testing.T) {
 // TestIdempotencyFraming tries all sequences of up to three parts of up to two bytes,
 // including parts that look like lengths. Without framing, most of them would share a hash.
 func TestIdempotencyFraming(t *testing.T) {
-	box, account := boxOf(seal.NewKeys()), uuid.New()
+	box, account := boxOf(seal.NewKeys(made)), uuid.New()
 	var parts [][]byte
 	for _, p := range []string{"", "\x00", "\x01", "\x02", "\x00\x00", "\x00\x01", "\x01\x00", "\x01\x01"} {
 		parts = append(parts, []byte(p))
@@ -624,13 +624,13 @@ func TestIdempotencyFraming(t *testing.T) {
 }
 
 func TestCountMAC(t *testing.T) {
-	k := seal.NewKeys().Next()
+	k := seal.NewKeys(made).Next(made, seal.MaxTerms)
 	mac := k.CountMAC(2, 1000)
 	if !k.ValidCount(2, 1000, mac) {
 		t.Error("the count that was authenticated is refused")
 	}
 	if k.ValidCount(1, 1000, mac) || k.ValidCount(2, 1001, mac) || k.ValidCount(2, 1000, nil) ||
-		k.ValidCount(2, 1000, mac[:31]) || seal.NewKeys().Next().ValidCount(2, 1000, mac) {
+		k.ValidCount(2, 1000, mac[:31]) || seal.NewKeys(made).Next(made, seal.MaxTerms).ValidCount(2, 1000, mac) {
 		t.Error("a changed count, term or vault is accepted")
 	}
 

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -112,19 +113,29 @@ func vectors(t *testing.T) (*vectorFile, *seal.Keys) {
 	}
 
 	k := &seal.Keys{
-		Vault:       f.Keys.Vault,
-		Generation:  f.Keys.Generation,
-		ID:          seal.NewKey(f.Keys.ID),
-		Fingerprint: seal.NewKey(f.Keys.Fingerprint),
-		Lookup:      seal.NewKey(f.Keys.Lookup),
-		Audit:       seal.NewKey(f.Keys.Audit),
+		Vault:        f.Keys.Vault,
+		Generation:   f.Keys.Generation,
+		IDs:          only(f.Keys.ID),
+		Fingerprints: only(f.Keys.Fingerprint),
+		Lookups:      only(f.Keys.Lookup),
+		Audits:       only(f.Keys.Audit),
+		Wrappings:    []seal.Wrapping{{KeyID: "test"}},
 	}
 
 	for _, m := range f.Keys.Masters {
-		k.Masters = append(k.Masters, seal.Master{Term: m.Term, Key: seal.NewKey(m.Key)})
+		k.Masters = append(k.Masters, seal.Term{Number: m.Term, State: seal.Readable, Key: seal.NewKey(m.Key)})
 	}
+	k.Masters[len(k.Masters)-1].State = seal.Active
 	return f, k
 }
+
+// only returns the Series of one key.
+func only(key []byte) seal.Series {
+	return seal.Series{{Number: 1, State: seal.Active, Key: seal.NewKey(key)}}
+}
+
+// made is when the keys of tests are made.
+var made = time.Date(2026, 11, 23, 12, 0, 0, 123456000, time.UTC)
 
 func rawHMAC(key, data []byte) []byte {
 	h := hmac.New(sha256.New, key)
@@ -235,7 +246,8 @@ func TestRecordVectors(t *testing.T) {
 
 			// The package seals only under its last term.
 			now := *k
-			now.Masters = k.Masters[:v.Term]
+			now.Masters = slices.Clone(k.Masters[:v.Term])
+			now.Masters[v.Term-1].State = seal.Active
 			sealed := sealPart(t, boxOf(&now), r, v.Part, v.Plaintext)
 			if plain, err = rawOpen(key, sealed, aad); err != nil {
 				t.Fatal(err)
@@ -258,11 +270,11 @@ func TestHashVectors(t *testing.T) {
 		return rawKey(hiding.Of(secret), purpose, k.Vault, v.Account)
 	}
 
-	want := rawHMAC(derived(k.Fingerprint, "fingerprint"), []byte(v.Fingerprint.PAN))
+	want := rawHMAC(derived(k.Fingerprints[0].Key, "fingerprint"), []byte(v.Fingerprint.PAN))
 	same(t, "fingerprint", want, v.Fingerprint.Sum)
 	same(t, "Fingerprint", box.Fingerprint(v.Account, []byte(v.Fingerprint.PAN)), want)
 
-	want = rawHMAC(derived(k.Lookup, "lookup"), []byte(v.Lookup.Purpose+"\x00"+v.Lookup.Value))[:16]
+	want = rawHMAC(derived(k.Lookups[0].Key, "lookup"), []byte(v.Lookup.Purpose+"\x00"+v.Lookup.Value))[:16]
 	same(t, "lookup", want, v.Lookup.Sum)
 	same(t, "Lookup", box.Lookup(v.Account, v.Lookup.Purpose, []byte(v.Lookup.Value)), want)
 
@@ -275,7 +287,7 @@ func TestHashVectors(t *testing.T) {
 		framed = append(append(framed, byte(len(p))), p...)
 		parts = append(parts, []byte(p))
 	}
-	want = rawHMAC(derived(k.Lookup, "idempotency"), framed)
+	want = rawHMAC(derived(k.Lookups[0].Key, "idempotency"), framed)
 	same(t, "idempotency", want, v.Idempotency.Sum)
 	same(t, "Idempotency", box.Idempotency(v.Account, parts...), want)
 
@@ -284,7 +296,7 @@ func TestHashVectors(t *testing.T) {
 	same(t, "count", want, v.Count.Sum)
 	same(t, "CountMAC", k.CountMAC(v.Count.Term, v.Count.Count), want)
 
-	block, err := aes.NewCipher(derived(k.ID, "id"))
+	block, err := aes.NewCipher(derived(k.IDs[0].Key, "id"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,12 +307,17 @@ func TestHashVectors(t *testing.T) {
 	same(t, "PRF", got, want)
 }
 
-func TestKeyringVector(t *testing.T) {
+// TestFormat1Vector: a keyring of format 1 has the same keys, of which no time is known.
+func TestFormat1Vector(t *testing.T) {
 	f, k := vectors(t)
-	parsed, err := seal.ParseKeys(f.Keyring)
+	parsed, err := seal.ParseFormat1(f.Keyring, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	same(t, "ParseKeys", parsed.Marshal(), f.Keyring)
-	same(t, "Marshal", k.Marshal(), f.Keyring)
+	same(t, "ParseFormat1", parsed.Marshal(), k.Marshal())
+	for n := range f.Keyring {
+		if _, err := seal.ParseFormat1(f.Keyring[:n], "test"); err == nil {
+			t.Errorf("cut to %d of %d bytes: accepted", n, len(f.Keyring))
+		}
+	}
 }
