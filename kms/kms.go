@@ -7,9 +7,9 @@
 // that several custodians hold together.
 //
 // The service never sees a card, and is called when a vault is opened and when keys are
-// rotated. Every call ends after 10 seconds. Wrap unwraps its result before it returns it, and
-// once a process it checks that the service does not ignore associated data. So an audit
-// log of the service shows one refused request for each start of a process that wraps.
+// rotated. Every call ends after 10 seconds. The first call of Wrap checks that its result
+// unwraps, and that the service does not ignore associated data. So the log of a service shows
+// one refused request for each process that wraps.
 package kms
 
 import (

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/printtest"
 	"github.com/cardvault/cardvault/kms"
+	"github.com/cardvault/cardvault/kms/shares"
 )
 
 // No exported type prints a secret.
@@ -14,6 +15,7 @@ func TestPrint(t *testing.T) {
 		"kms.TransitOptions.Mount":     "a path",
 		"kms.TransitOptions.Namespace": "a path",
 		"kms.TransitOptions.Context":   "names a derived key, and is not a secret",
+		"kms/shares.Prompt.Set":        "names a set of shares",
 	},
-		reflect.TypeFor[kms.TransitOptions]())
+		reflect.TypeFor[kms.TransitOptions](), reflect.TypeFor[shares.Share](), reflect.TypeFor[shares.Prompt]())
 }

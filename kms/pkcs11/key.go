@@ -318,7 +318,7 @@ func (k *Key) logIn(ctx context.Context, session pkcs11.SessionHandle) error {
 	}
 	defer clear(pin)
 
-	err = k.module.Login(session, pkcs11.CKU_USER, string(pin))
+	err = k.module.Login(session, pkcs11.CKU_USER, string(bytes.TrimRight(pin, "\r\n")))
 	switch {
 	case is(err, pkcs11.CKR_USER_ALREADY_LOGGED_IN):
 		return nil

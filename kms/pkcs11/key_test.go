@@ -159,7 +159,7 @@ func (h *hsm) erase(t testing.TB, label string) {
 	}
 }
 
-func pin(context.Context) ([]byte, error) { return []byte(userPIN), nil }
+func pin(context.Context) ([]byte, error) { return []byte(userPIN + "\n"), nil }
 
 func open(t testing.TB, key string, o *pkcs11.Options) *pkcs11.Key {
 	t.Helper()

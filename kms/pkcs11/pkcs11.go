@@ -28,8 +28,8 @@ type Options struct {
 // defaultSessions is enough for a vault, which wraps at starts and rotations.
 const defaultSessions = 4
 
-// A PIN is called for each login, and returns the PIN of the token's user. The caller
-// erases the result. The library that logs in copies the PIN, and this copy is not erased.
+// A PIN is called for each login, and returns the PIN of the token's user. A line break at its
+// end is ignored, as files have one. The caller erases the result. The library that logs in copies the PIN, and this copy is not erased.
 type PIN func(ctx context.Context) ([]byte, error)
 
 // ErrPIN is returned after the token has refused a PIN. A [Key] does not log in again then,

@@ -19,6 +19,9 @@ var inDocuments = map[string]setting{
 	},
 	"docs/account-updater.md: Keep cards up to date": {declarations: `var myUpdater updater.Provider`, last: "_ = o"},
 	"docs/account-updater.md: Write an adapter":      {compiled: "simnet runs the same suite"},
+	"docs/custody.md: OpenBao and HashiCorp Vault":   {compiled: "it lacks a server", module: "kms"},
+	"docs/custody.md: HSM":                           {compiled: "it lacks an HSM", module: "kms/pkcs11"},
+	"docs/custody.md: Ceremony":                      {compiled: "examples/ceremony makes the same calls", module: "kms", declarations: `var enter func(context.Context, shares.Prompt) ([]byte, error)`},
 	"docs/embed.md: Store and read a card":           {output: `424242\*{6}4242\nVISA 2030`},
 	"docs/forward.md: Pay in ten minutes":            {output: `200 \{"number":"424242\*{6}4242","month":"12","year":"2030","amount":1999\}`},
 	"docs/forward.md: With the provider's library": {
@@ -104,6 +107,7 @@ var inComments = map[string]setting{
 
 // otherwise names the blocks in comments that are not Go code, and their content.
 var otherwise = map[string]string{
+	"examples/ceremony/main.go: 1":         "usage",
 	"examples/cluster/main.go: 2":          "usage",
 	"examples/cluster/orders/orders.go: 1": "a table",
 	"examples/migrate/main.go: 1":          "lines of a file",

@@ -1,9 +1,8 @@
 // Package remote makes a [cardvault.KeyWrapper] of a key that a service or a device holds.
 //
-// All such wrappers have these rules. A call ends after [Timeout]. The result of Wrap is
-// unwrapped before it is returned, since keys that do not unwrap lose every card. The first
-// call of Wrap also checks that the service refuses other associated data: some services
-// ignore it, and say nothing.
+// All such wrappers have these rules. A call ends after [Timeout]. The first call of Wrap checks
+// that its result unwraps, and that the service refuses it with other associated data: some
+// services ignore associated data, and say nothing.
 package remote
 
 import (
@@ -41,7 +40,7 @@ func New(keyID string, encrypt, decrypt Func) cardvault.KeyWrapper {
 type wrapper struct {
 	keyID            string
 	encrypt, decrypt Func
-	binds            atomic.Bool // the service has refused other associated data
+	checked          atomic.Bool
 }
 
 // KeyID implements [cardvault.KeyWrapper].
@@ -62,8 +61,11 @@ func (w *wrapper) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, erro
 	if len(wrapped) == 0 || len(wrapped) > MaxWrapped {
 		return nil, fmt.Errorf("kms: key %s wrapped a text in %d bytes", w.keyID, len(wrapped))
 	}
-	if err := w.check(ctx, wrapped, plaintext, aad); err != nil {
-		return nil, ended(ctx, err)
+	if !w.checked.Load() {
+		if err := w.check(ctx, wrapped, plaintext, aad); err != nil {
+			return nil, ended(ctx, err)
+		}
+		w.checked.Store(true)
 	}
 	return wrapped, nil
 }
@@ -80,8 +82,6 @@ func (w *wrapper) check(ctx context.Context, wrapped, plaintext, aad []byte) err
 		return err
 	case subtle.ConstantTimeCompare(got, plaintext) != 1:
 		return fmt.Errorf("kms: key %s unwraps another text than it has just wrapped", w.keyID)
-	case w.binds.Load():
-		return nil
 	}
 
 	other, err := w.decrypt(ctx, wrapped, append(bytes.Clone(aad), 0))
@@ -92,7 +92,6 @@ func (w *wrapper) check(ctx context.Context, wrapped, plaintext, aad []byte) err
 	case !errors.Is(err, cardvault.ErrWrongKey):
 		return err
 	}
-	w.binds.Store(true)
 	return nil
 }
 

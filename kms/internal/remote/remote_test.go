@@ -109,8 +109,8 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// TestBoundOnce: the check of associated data is one refused request, which a log shows.
-func TestBoundOnce(t *testing.T) {
+// TestCheckedOnce: the check of associated data is one refused request, which a log shows.
+func TestCheckedOnce(t *testing.T) {
 	s, refused := newService(1), 0
 	w := remote.New("key", s.encrypt, func(ctx context.Context, text, aad []byte) ([]byte, error) {
 		plaintext, err := s.known(ctx, text, aad)
