@@ -28,7 +28,6 @@ package boltstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -74,7 +73,9 @@ type config struct {
 	wasteful func(p *sample, pages int, best float64) bool // nil: the file is not compacted
 	part     int                                           // bytes that a part of a compaction copies at most
 	rename   func(from, to string) error
+	remove   func(path string) error
 	syncDir  func(dir string) error
+	room     func(dir string) (bytes int64, known bool)
 }
 
 var defaults = config{
@@ -84,7 +85,9 @@ var defaults = config{
 	wasteful: (*sample).wasteful,
 	part:     1 << 20,
 	rename:   os.Rename,
+	remove:   os.Remove,
 	syncDir:  syncDir,
+	room:     roomIn,
 }
 
 // A Store is a [store.Store] in one file. Get one from [Open].
@@ -108,7 +111,7 @@ type Store struct {
 	h      *handle // nil while the file is not open
 	failed error   // why h is nil
 
-	closing sync.WaitGroup // files that were compacted are being closed
+	closing sync.WaitGroup // goroutines that make, close and remove other files than h
 
 	// The rest belongs to the writing goroutine.
 	group   group
@@ -183,16 +186,16 @@ func (s *Store) Changes(kind store.Kind) uint64 {
 func (s *Store) Close() (err error) {
 	s.closed.Do(func() {
 		s.queue.Close()
+		s.dropCopy()
 		s.closing.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for kind := range s.changes {
 			s.changes[kind].Or(1) // others may write to the file soon
 		}
-		err = s.dropCopy()
 		if s.h != nil {
 			s.h.users.Wait()
-			err = errors.Join(err, s.h.close())
+			err = s.h.close()
 		}
 		s.h, s.failed = nil, store.ErrClosed
 	})

@@ -34,23 +34,31 @@ const (
 	fullness    = .75      // of the pages: with less in them the file is compacted
 	freePages   = 64 << 10 // so is one with more free pages, whose numbers each commit writes
 	sampleLooks = 256      // pages that are looked at before the file is judged
+	commitLooks = 4        // that a commit looks at: each may have to come from the disk
+	partLooks   = 8        // that a part looks at in the copy
+	roomLeft    = 64 << 20 // bytes of the disk that are left for others
 
 	partTime  = 2 * time.Millisecond // of copying, before a part is committed
 	partLeast = 8                    // the least part is so many times smaller than the largest
 	partRest  = 4                    // nothing is copied for so many times as long as a part took
 
-	partNotes = 1 << 10 // noted entries that a part copies, or a quarter of them; it does not wait if there are more
-	notesMost = 1 << 16 // more end the compaction
+	partNotes     = 1 << 10 // noted entries that a part copies, or a quarter of them; it does not wait if there are more
+	partNotesMost = 1 << 12 // of which it copies no more, and no more than groupBytes
+	notesMost     = 1 << 16 // more end the compaction
 
-	compactPause = time.Hour // after a compaction that has failed
+	compactPause = time.Hour      // after a compaction that has failed
+	renamePause  = 24 * time.Hour // after one whose copy could not take the name: most likely no other can
 )
 
 // A compaction is a copy of the file that is being made. Its methods for a nil compaction
 // do nothing.
 type compaction struct {
-	copy *handle
-	path string
+	ready  chan time.Time // closed when the copy is there, with nothing in it; nothing is ever sent
+	copy   *handle        // of ready; nil if it could not be made
+	path   string
+	failed error
 
+	sample    sample // of the copy
 	name, key []byte // bucket and key of the entry up to which all are copied
 	notes     map[noted]struct{}
 	resume    time.Time   // when the next part may be copied
@@ -166,13 +174,18 @@ func (s *Store) tend() (wake <-chan time.Time) {
 		return nil
 	case c == nil:
 		if err := s.beginCompaction(); err != nil {
-			s.abandon(err)
+			s.abandon(err, compactPause)
 			return nil
 		}
-		c = s.copying
+		return s.copying.ready
 	case len(c.notes) > notesMost:
-		s.abandon(errors.New("too much is written meanwhile"))
+		s.abandon(errors.New("too much is written meanwhile"), compactPause)
 		return nil
+	}
+	select {
+	case <-c.ready:
+	default:
+		return c.ready
 	}
 
 	begun := time.Now()
@@ -185,7 +198,7 @@ func (s *Store) tend() (wake <-chan time.Time) {
 		err = s.replace()
 	}
 	if err != nil {
-		s.abandon(err)
+		s.abandon(err, compactPause)
 	}
 	if s.copying == nil {
 		return nil
@@ -206,7 +219,7 @@ func (s *Store) sampled(tx *bolt.Tx) {
 		return
 	}
 	err := guarded(func() error {
-		for range 2 + min(14, s.group.ops/8) {
+		for range min(commitLooks, 2+s.group.ops/8) {
 			if err := s.sample.look(tx, s.h.file); err != nil {
 				return err
 			}
@@ -219,31 +232,63 @@ func (s *Store) sampled(tx *bolt.Tx) {
 	s.wasteful = s.config.wasteful(&s.sample, pages, s.best)
 }
 
-// beginCompaction makes the second file.
+// beginCompaction has the second file made.
 func (s *Store) beginCompaction() error {
-	if err := s.config.syncDir(filepath.Dir(s.path)); err != nil {
-		return err // then no name is durable
+	if err := s.h.named(s.path); err != nil {
+		return err
 	}
 	info, err := s.h.file.Stat()
 	if err != nil {
 		return err
 	}
-	needed := int64(s.sample.full() * float64(info.Size()) * 5 / 4)
-	if room, known := roomIn(filepath.Dir(s.path)); known && room < needed {
-		return fmt.Errorf("the disk has room for %d bytes, %d are needed", room, needed)
+	if err := s.checkRoom(int64(s.sample.full() * float64(info.Size()) * 5 / 4)); err != nil {
+		return err
 	}
 
-	path, err := buildEmpty(s.path, info.Mode().Perm())
+	timer := time.NewTimer(0)
+	timer.Stop()
+	c := &compaction{ready: make(chan time.Time), notes: map[noted]struct{}{}, timer: timer}
+	s.copying = c
+	path, config := s.path, s.config
+	s.closing.Go(func() {
+		defer close(c.ready)
+		c.failed = c.make(path, config, info)
+	})
+	return nil
+}
+
+// make makes the copy of a file, with nothing in it. It waits for the disk several times.
+func (c *compaction) make(path string, config config, info fs.FileInfo) error {
+	if err := config.syncDir(filepath.Dir(path)); err != nil {
+		return err // then no name is durable
+	}
+	copied, err := buildEmpty(path, func(f *os.File) error { return resemble(f, info) })
 	if err != nil {
 		return err
 	}
-	h, err := openHandle(path, s.config)
+	h, err := openHandle(copied, config)
 	if err != nil {
-		return errors.Join(err, os.Remove(path))
+		return errors.Join(err, os.Remove(copied))
 	}
-	timer := time.NewTimer(0)
-	timer.Stop()
-	s.copying = &compaction{copy: h, path: path, notes: map[noted]struct{}{}, timer: timer}
+	c.copy, c.path = h, copied
+	return nil
+}
+
+// resemble gives a file owner, group and mode of another: who could read or back up that
+// one can do so with its copy.
+func resemble(f *os.File, info fs.FileInfo) error {
+	if err := own(f, info); err != nil {
+		return fmt.Errorf("owner and group of a copy: %w", err)
+	}
+	return f.Chmod(info.Mode().Perm())
+}
+
+// checkRoom returns an error unless the disk has room for so many bytes and roomLeft.
+func (s *Store) checkRoom(needed int64) error {
+	needed += roomLeft
+	if room, known := s.config.room(filepath.Dir(s.path)); known && room < needed {
+		return fmt.Errorf("the disk has room for %d bytes, %d are needed", room, needed)
+	}
 	return nil
 }
 
@@ -251,6 +296,12 @@ func (s *Store) beginCompaction() error {
 // the same as the file.
 func (s *Store) copyPart() (same bool, err error) {
 	c := s.copying
+	if c.copy == nil {
+		return false, c.failed
+	}
+	if err := s.checkRoom(int64(s.config.part)); err != nil {
+		return false, err
+	}
 	from, err := s.h.begin(false)
 	if err != nil {
 		return false, err
@@ -264,6 +315,9 @@ func (s *Store) copyPart() (same bool, err error) {
 	c.copy.allot(to.Size())
 
 	err = guarded(func() error {
+		if err := c.look(to, partLooks); err != nil {
+			return err
+		}
 		p := part{from: from, to: to, fill: s.fillOf, most: s.config.part, end: time.Now().Add(partTime)}
 		p.again(c)
 		ended := p.on(c)
@@ -312,11 +366,12 @@ func (p *part) target(name []byte) *bolt.Bucket {
 	return b
 }
 
-// again copies noted entries, in their order since neighbours are on one page.
+// again copies noted entries, in their order since neighbours are on one page. It copies no
+// more than a group writes, or else the longest wait of a group would be this.
 func (p *part) again(c *compaction) {
 	var all []noted
 	for n := range c.notes {
-		if all = append(all, n); len(all) == max(partNotes, len(c.notes)/4) {
+		if all = append(all, n); len(all) == min(max(partNotes, len(c.notes)/4), partNotesMost) {
 			break
 		}
 	}
@@ -324,11 +379,13 @@ func (p *part) again(c *compaction) {
 		return cmp.Or(strings.Compare(a.bucket, b.bucket), strings.Compare(a.key, b.key))
 	})
 
-	for _, n := range all {
+	for size := 0; len(all) > 0 && size < groupBytes; all = all[1:] {
+		n := all[0]
 		name, key := []byte(n.bucket), []byte(n.key)
 		to := p.target(name)
 		if value := bucket(p.from, name).Get(key); value != nil {
 			check(to.Put(key, value))
+			size += len(key) + len(value)
 		} else {
 			check(to.Delete(key))
 		}
@@ -368,7 +425,7 @@ func (p *part) on(c *compaction) bool {
 // replace puts the copy in the place of the file.
 func (s *Store) replace() error {
 	c, old := s.copying, s.h
-	best, err := c.copy.full()
+	best, err := c.full()
 	if err != nil {
 		return err
 	}
@@ -385,13 +442,17 @@ func (s *Store) replace() error {
 	}
 
 	err = s.config.rename(c.path, s.path)
+	if err != nil && old.named(s.path) == nil { // such as of a mount point
+		s.abandon(err, renamePause)
+		return nil
+	}
 	if err == nil {
 		err = s.config.syncDir(filepath.Dir(s.path))
 	}
 	if err != nil {
 		// Whichever file has the name now: they are the same.
 		s.unnamed = true
-		s.abandon(err)
+		<-s.abandon(err, renamePause) // its lock is given back
 		s.reopen()
 		return nil
 	}
@@ -411,23 +472,29 @@ func (s *Store) replace() error {
 	return nil
 }
 
-// full returns the share of a file that is used. There must be no other writer.
-func (h *handle) full() (share float64, err error) {
-	tx, err := h.begin(true)
+// look looks at pages of the copy, unless it is empty still.
+func (c *compaction) look(tx *bolt.Tx, looks int) error {
+	if c.name == nil {
+		return nil
+	}
+	for range looks {
+		if err := c.sample.look(tx, c.copy.file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// full returns the share of the copy that is used, going by what the parts have seen of it.
+// A copy of few parts was hardly looked at.
+func (c *compaction) full() (share float64, err error) {
+	tx, err := c.copy.begin(true)
 	if err != nil {
 		return 0, err
 	}
-	defer h.rollback(tx)
-	var p sample
-	err = guarded(func() error {
-		for range sampleLooks {
-			if err := p.look(tx, h.file); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return p.full(), err
+	defer c.copy.rollback(tx)
+	err = guarded(func() error { return c.look(tx, 2*partLooks) })
+	return c.sample.full(), err
 }
 
 // named returns an error unless the file has this name.
@@ -443,26 +510,42 @@ func (h *handle) named(path string) error {
 	return err
 }
 
-// abandon ends a compaction, or what should become one, and leaves the file as it is.
-func (s *Store) abandon(cause error) {
+// abandon ends a compaction, or what should become one, and leaves the file as it is. For
+// gone see dropCopy.
+func (s *Store) abandon(cause error, pause time.Duration) (gone <-chan struct{}) {
 	s.log.Warn("the file was not compacted", "error", cause)
-	if err := s.dropCopy(); err != nil {
-		s.log.Warn("removing a copy of the file", "error", err)
-	}
 	s.sample, s.wasteful = sample{}, false
-	s.compactAt = time.Now().Add(compactPause)
+	s.compactAt = time.Now().Add(pause)
+	return s.dropCopy()
 }
 
-// dropCopy removes the copy that a compaction is making.
-func (s *Store) dropCopy() error {
-	c := s.copying
+// dropCopy removes the copy that a compaction is making, in a goroutine: the system frees a
+// large file slowly. gone is closed when that is done.
+func (s *Store) dropCopy() (gone <-chan struct{}) {
+	c, done := s.copying, make(chan struct{})
 	if c == nil {
-		return nil
+		close(done)
+		return done
 	}
 	s.copying = nil
 	c.timer.Stop()
+	s.closing.Go(func() {
+		defer close(done)
+		if err := c.drop(s.config.remove); err != nil {
+			s.log.Warn("removing a copy of the file", "error", err)
+		}
+	})
+	return done
+}
+
+// drop closes and removes the copy, which may have another name by now.
+func (c *compaction) drop(remove func(path string) error) error {
+	<-c.ready
+	if c.copy == nil {
+		return nil
+	}
 	err := c.copy.close()
-	if e := os.Remove(c.path); !errors.Is(e, fs.ErrNotExist) {
+	if e := remove(c.path); !errors.Is(e, fs.ErrNotExist) {
 		err = errors.Join(err, e)
 	}
 	return err

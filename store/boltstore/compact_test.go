@@ -1,6 +1,9 @@
 package boltstore
 
 import (
+	"bytes"
+	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,8 +11,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/bubble"
@@ -181,6 +188,7 @@ func TestCompactCrash(t *testing.T) {
 				want = crash.allowed[0]
 			}
 			want.compare(t, s, fmt.Sprintf("crash %d, %s", i, crash.when))
+			s.closing.Wait()
 			if left, err := filepath.Glob(filepath.Join(crash.dir, leftoverPrefix("vault.db")+"*")); err != nil || len(left) != 0 {
 				t.Errorf("%s: %v, %v are left", crash.when, left, err)
 			}
@@ -262,11 +270,18 @@ func TestCompactFails(t *testing.T) {
 	broken := errors.New("it is broken")
 	for name, test := range map[string]struct {
 		rename, syncs int                     // calls that fail, and are made after a rename
+		pause         time.Duration           // before the next compaction, if it is not compactPause
 		copying       func(s *Store, on bool) // called in the middle of a compaction, and after its end
 		refused       error                   // of the Update in the middle
 	}{
-		"rename":         {rename: 1},
-		"sync of folder": {syncs: 2, refused: store.ErrUnavailable},
+		"rename":         {rename: 1, pause: renamePause},
+		"sync of folder": {syncs: 2, refused: store.ErrUnavailable, pause: renamePause},
+		"the disk is nearly full": {copying: func(s *Store, on bool) {
+			s.config.room = roomIn
+			if on {
+				s.config.room = func(string) (int64, bool) { return roomLeft, true }
+			}
+		}},
 		"no room for the copy": {copying: func(s *Store, on bool) {
 			if on {
 				s.copying.copy.db.MaxSize = 1
@@ -329,6 +344,8 @@ func TestCompactFails(t *testing.T) {
 				}); err != nil {
 					t.Fatal(err)
 				}
+				synctest.Wait() // until the copy is there
+				file := s.h
 				middle := false
 				err := update(func(tx store.Tx) error {
 					if !middle && s.copying != nil && test.copying != nil {
@@ -364,8 +381,16 @@ func TestCompactFails(t *testing.T) {
 				if end != nil || compacted(t, s) {
 					t.Errorf("Update after the end: %v; the file is compacted: %v", end, compacted(t, s))
 				}
+				if opened := s.h != file; opened != (test.syncs > 0) {
+					t.Errorf("the file was opened again: %v", opened) // which waits for readers
+				}
 
-				time.Sleep(compactPause)
+				pause := cmp.Or(test.pause, compactPause)
+				time.Sleep(pause / 2)
+				if err := update(putOne(numbered(299))); err != nil || compacted(t, s) {
+					t.Errorf("Update in the pause: %v; the file is compacted: %v", err, compacted(t, s))
+				}
+				time.Sleep(pause)
 				for n := range 3 {
 					if err := update(putOne(numbered(300 + n))); err != nil {
 						t.Error(err)
@@ -374,12 +399,188 @@ func TestCompactFails(t *testing.T) {
 				if !compacted(t, s) {
 					t.Error("no other compaction was tried")
 				}
-				if got := found(t, s); len(got) < 103 {
+				if got := found(t, s); len(got) < 104 {
 					t.Errorf("%d records", len(got))
 				}
 			})
 		})
 	}
+}
+
+// TestCompactBeside: no Update waits while a copy is made, or while one is removed that a
+// compaction or a crash has left.
+func TestCompactBeside(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "vault.db")
+		left := filepath.Join(dir, leftoverPrefix(path)+"1")
+		if err := os.WriteFile(left, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+
+		hold := make(chan struct{})
+		holding := false // in the goroutine that writes, and before that starts
+		var held atomic.Int64
+		wait := func() { held.Add(1); <-hold; held.Add(-1) }
+		c := restless()
+		c.remove = func(path string) error { wait(); return os.Remove(path) }
+		c.syncDir = func(dir string) error {
+			if holding {
+				wait()
+			}
+			return syncDir(dir)
+		}
+		s, err := openWith(t.Context(), path, nil, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		update := func(what string, fn func(store.Tx) error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			if err := s.Update(ctx, fn); err != nil {
+				t.Errorf("Update beside %s: %v", what, err)
+			}
+			synctest.Wait()
+			if held.Load() == 0 {
+				t.Errorf("nothing waits for %s: the test proves nothing", what)
+			}
+		}
+
+		update("what a crash has left", func(tx store.Tx) error { holding = true; return putOne(numbered(1))(tx) })
+		hold <- struct{}{}
+		update("a copy that is made", func(tx store.Tx) error {
+			holding = false
+			s.abandon(errors.New("it is broken"), compactPause)
+			return putOne(numbered(2))(tx)
+		})
+		hold <- struct{}{}
+		update("a copy that is removed", putOne(numbered(3)))
+		close(hold)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if names, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(names) > 0 {
+			t.Errorf("%v, %v are left", names, err)
+		}
+	})
+}
+
+// TestCompactParts: a part is copied in one transaction, and a group waits for it. However
+// much is to be copied, or copied again, a part is bounded.
+func TestCompactParts(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) { // in which no time passes
+		c := small
+		c.noSync, c.part = true, 1<<20
+		s := openSmall(t, c)
+		const rows, size = 3000, 10_000
+		for from := 0; from < rows; from += 100 {
+			if err := s.Update(t.Context(), func(tx store.Tx) error {
+				for n := from; n < from+100; n++ {
+					r := numbered(n)
+					r.Secret = make([]byte, size)
+					tx.Put(r)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		err := s.Update(t.Context(), func(store.Tx) error { // only the writing goroutine compacts
+			s.sample.used, s.sample.looks = 1, 1
+			if err := s.beginCompaction(); err != nil {
+				return err
+			}
+			<-s.copying.ready
+			parts := func(what string, most int, left func() int) {
+				for same, n := false, 0; !same; n++ {
+					before := left()
+					var err error
+					if same, err = s.copyPart(); err != nil || n > rows {
+						t.Fatalf("part %d: %v", n, err)
+					}
+					if copied := before - left(); copied > most {
+						t.Errorf("a part has copied %d rows %s, want at most %d", copied, what, most)
+					}
+				}
+			}
+
+			bucket := rowsBucket(1)
+			parts("", c.part/size+1, func() int {
+				switch in := bytes.Compare(s.copying.name, bucket[:]); {
+				case in < 0:
+					return rows
+				case in > 0:
+					return 0
+				}
+				return rows - 1 - int(binary.BigEndian.Uint32(s.copying.key[4:]))
+			})
+			for n := range rows {
+				id := number(n)
+				s.copying.notes[noted{string(bucket[:]), string(id[:])}] = struct{}{}
+			}
+			parts("again", groupBytes/size+1, func() int { return len(s.copying.notes) })
+			for n := range 1 << 15 {
+				s.copying.notes[noted{string(bucket[:]), fmt.Sprint("none", n)}] = struct{}{}
+			}
+			parts("that are gone", partNotesMost, func() int { return len(s.copying.notes) })
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCompactLikeness: the compacted file belongs to whom the file belonged, and may be used
+// by the same.
+func TestCompactLikeness(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("a file is not compacted there")
+	}
+	bubble.Test(t, func(t *testing.T) {
+		s := openSmall(t, restless())
+		if err := os.Chmod(s.path, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		uid, gid := os.Getuid(), os.Getgid()
+		if uid == 0 {
+			uid, gid = 4711, 4712
+		} else if groups, err := os.Getgroups(); err == nil && len(groups) > 0 {
+			gid = groups[len(groups)-1]
+		}
+		if err := os.Chown(s.path, uid, gid); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.Stat(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		for n := range 3 {
+			if err := s.Update(t.Context(), putOne(numbered(n))); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		after, err := os.Stat(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !compacted(t, s) || os.SameFile(before, after) {
+			t.Error("the file was not compacted")
+		}
+		if after.Mode() != before.Mode() || ownerOf(after) != ownerOf(before) {
+			t.Errorf("the file is %v of %s, was %v of %s", after.Mode(), ownerOf(after), before.Mode(), ownerOf(before))
+		}
+	})
+}
+
+// ownerOf returns owner and group as the system has them.
+func ownerOf(info os.FileInfo) string {
+	sys := reflect.Indirect(reflect.ValueOf(info.Sys()))
+	return fmt.Sprint(sys.FieldByName("Uid"), ":", sys.FieldByName("Gid"))
 }
 
 // TestCompactLock: a process that has opened the file, and gets its lock once another process

@@ -48,8 +48,10 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 		// Only the writing goroutine looks at these.
 		if err := s.Update(t.Context(), func(store.Tx) error {
 			s.h.db.MaxSize, s.config.maxSize = size, size
-			if s.copying != nil {
-				s.copying.copy.db.MaxSize = size
+			if c := s.copying; c != nil {
+				if <-c.ready; c.copy != nil {
+					c.copy.db.MaxSize = size
+				}
 			}
 			return nil
 		}); err != nil {
@@ -61,7 +63,7 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 	if err := s.Update(t.Context(), func(store.Tx) error {
 		if f.Kind != storetest.NoRoom {
 			s.config.wasteful, s.wasteful = nil, false
-			return s.dropCopy()
+			<-s.dropCopy()
 		}
 		return nil
 	}); err != nil {

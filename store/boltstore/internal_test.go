@@ -23,7 +23,7 @@ import (
 )
 
 // small makes trees of several levels from a few records.
-var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync, rename: os.Rename, syncDir: syncDir}
+var small = config{fanout: fanout{block: 4, node: 3}, sync: (*os.File).Sync, rename: os.Rename, remove: os.Remove, syncDir: syncDir, room: roomIn}
 
 func openSmall(t testing.TB, c config) *Store {
 	t.Helper()

@@ -99,7 +99,12 @@ func openWith(ctx context.Context, path string, opts *Options, c config) (*Store
 	if err := keepName(s.path, c); err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: open: %w", err), s.h.close())
 	}
-	removeLeftovers(s.path)
+	left := leftovers(s.path)
+	s.closing.Go(func() { // the system frees a large file slowly
+		for _, path := range left {
+			_ = c.remove(path)
+		}
+	})
 	s.queue.Start(s.step)
 	return s, nil
 }
@@ -322,7 +327,7 @@ func create(path string) (err error) {
 		return err
 	}
 
-	temporary, err := buildEmpty(path, 0o600)
+	temporary, err := buildEmpty(path, func(f *os.File) error { return f.Chmod(0o600) })
 	if err != nil {
 		return err
 	}
@@ -341,8 +346,9 @@ func create(path string) (err error) {
 	return err
 }
 
-// buildEmpty makes an empty store beside path, under a name that removeLeftovers knows.
-func buildEmpty(path string, mode fs.FileMode) (temporary string, err error) {
+// buildEmpty makes an empty store beside path, under a name that leftovers knows. prepare sets
+// who may use its file.
+func buildEmpty(path string, prepare func(*os.File) error) (temporary string, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), leftoverPrefix(path)+"*")
 	if err != nil {
 		return "", err
@@ -354,10 +360,10 @@ func buildEmpty(path string, mode fs.FileMode) (temporary string, err error) {
 		}
 	}()
 
-	if err := errors.Join(f.Chmod(mode), f.Close()); err != nil {
+	if err := errors.Join(prepare(f), f.Close()); err != nil {
 		return "", err
 	}
-	db, err := bolt.Open(temporary, mode, &bolt.Options{FreelistType: bolt.FreelistMapType})
+	db, err := bolt.Open(temporary, 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType})
 	if err != nil {
 		return "", err
 	}
@@ -378,18 +384,20 @@ func buildEmpty(path string, mode fs.FileMode) (temporary string, err error) {
 
 func leftoverPrefix(path string) string { return "." + filepath.Base(path) + ".new-" }
 
-// removeLeftovers removes what a crash in create has left. It is called when path exists,
-// so any process still in create no longer needs its file.
-func removeLeftovers(path string) {
+// leftovers returns the files that a crash has left, in create or amid a compaction. It is
+// called when path exists, so any process still in create no longer needs its file. Each is
+// removed whole: one of create may have the name of the store too.
+func leftovers(path string) (paths []string) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
-		return // leftovers are empty stores and do no harm
+		return nil // they do no harm
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), leftoverPrefix(path)) {
-			_ = os.Remove(filepath.Join(filepath.Dir(path), e.Name()))
+			paths = append(paths, filepath.Join(filepath.Dir(path), e.Name()))
 		}
 	}
+	return paths
 }
 
 func syncDir(dir string) error {

@@ -292,7 +292,7 @@ func (s *Store) commitFailed(cause error) {
 		s.log.Error("commit failed for lack of room", "error", cause)
 		g.w.full, s.fullAt = true, s.h.size()
 		if compacting {
-			s.abandon(cause)
+			<-s.abandon(cause, compactPause) // it makes room
 		}
 	} else {
 		s.log.Error("commit failed; the file is closed and opened again", "error", cause)
@@ -370,7 +370,7 @@ func (h *handle) settle(sync func(*os.File) error) error {
 // commit. On failure h is nil. It waits for readers.
 func (s *Store) reopen() {
 	if s.copying != nil {
-		s.abandon(errors.New("the file has to be opened again"))
+		s.abandon(errors.New("the file has to be opened again"), compactPause)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

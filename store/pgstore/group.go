@@ -245,7 +245,7 @@ func (c *call) run(g *group) fate {
 
 	returned := c.Run(func() error {
 		defer c.tx.end()
-		return c.fn(&c.tx)
+		return c.fn(c.tx.tx())
 	})
 	gone = false
 
@@ -282,6 +282,7 @@ type op struct {
 	key
 	row     *row
 	deletes bool
+	of      *uuid.UUID // the account whose record is deleted; nil: any
 }
 
 // An updater is a store.Tx.
@@ -294,6 +295,9 @@ type updater struct {
 	much  bool // more than one transaction takes
 }
 
+// A dividedUpdater is an updater of a store with partitions.
+type dividedUpdater struct{ *updater }
+
 // A partUpdater is an updater of the records of one account.
 type partUpdater struct {
 	*updater
@@ -302,16 +306,20 @@ type partUpdater struct {
 
 var (
 	_ store.Tx      = (*updater)(nil)
-	_ store.Divided = (*updater)(nil)
+	_ store.Tx      = dividedUpdater{}
+	_ store.Divided = dividedUpdater{}
 	_ store.Tx      = partUpdater{}
 )
 
 // In implements [store.Divided].
-func (u *updater) In(account uuid.UUID) store.ReadTx {
-	if !u.server.divided() {
-		return u
+func (u dividedUpdater) In(account uuid.UUID) store.ReadTx { return partUpdater{u.updater, account} }
+
+// tx returns what a function of Update is given.
+func (u *updater) tx() store.Tx {
+	if u.server.divided() {
+		return dividedUpdater{u}
 	}
-	return partUpdater{u, account}
+	return u
 }
 
 // widen makes the call run in a group in which a record may be of any account.
@@ -328,7 +336,13 @@ func (u *updater) Put(r *store.Record) {
 	u.put(r)
 }
 
-func (u partUpdater) Put(r *store.Record) { u.put(r) }
+func (u partUpdater) Put(r *store.Record) {
+	if r.Account != u.account {
+		u.write(op{key: u.g.keyAt(r.Kind, u.account, r.ID)}) // which is invalid
+		return
+	}
+	u.put(r)
+}
 
 func (u *updater) put(r *store.Record) {
 	w := rowOf(r)
@@ -340,13 +354,11 @@ func (u *updater) put(r *store.Record) {
 
 func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
 	u.widen()
-	u.delete(kind, uuid.Nil, id)
+	u.write(op{key: u.g.keyAt(kind, uuid.Nil, id), deletes: true})
 }
 
-func (u partUpdater) Delete(kind store.Kind, id uuid.UUID) { u.delete(kind, u.account, id) }
-
-func (u *updater) delete(kind store.Kind, account, id uuid.UUID) {
-	u.write(op{key: u.g.keyAt(kind, account, id), deletes: true})
+func (u partUpdater) Delete(kind store.Kind, id uuid.UUID) {
+	u.write(op{key: u.g.keyAt(kind, u.account, id), deletes: true, of: &u.account})
 }
 
 func (u *updater) write(o op) {
@@ -362,8 +374,13 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return u.get(u.g.keyAt(kind, uuid.Nil, id))
 }
 
+// Get returns records of the account alone, also in a group that knows rows by id.
 func (u partUpdater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	return u.get(u.g.keyAt(kind, u.account, id))
+	r, err := u.get(u.g.keyAt(kind, u.account, id))
+	if err == nil && r.Account != u.account {
+		return nil, store.ErrNotFound
+	}
+	return r, err
 }
 
 func (u *updater) get(k key) (*store.Record, error) {
@@ -470,7 +487,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 	known = true
 	for _, o := range ops {
 		if o.deletes {
-			g.delete(o.key, &undo)
+			g.delete(o, &undo)
 		} else {
 			refused, known = g.put(o, &undo)
 		}
@@ -544,9 +561,9 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 }
 
 // delete removes a record, which wants has seen to be known.
-func (g *group) delete(k key, undo *[]change) {
-	if r, _ := g.state(k); r != nil {
-		g.change(k, nil, undo)
+func (g *group) delete(o op, undo *[]change) {
+	if r, _ := g.state(o.key); r != nil && (o.of == nil || *o.of == r.account) {
+		g.change(o.key, nil, undo)
 	}
 }
 

@@ -133,7 +133,8 @@ func statementsOf(schema string, part int) *statements {
 				WHERE n.nspname = $4 AND c.relname = 'records') AS r`,
 	}
 	if part != whole {
-		s.lookup = strings.Replace(s.lookup, "WHERE l.kind = $1", "WHERE l.account = $4 AND l.kind = $1", 1)
+		s.lookup = strings.Replace(s.lookup, "WHERE l.kind = $1", "WHERE l.account = $4 AND r.account = $4 AND l.kind = $1", 1)
+		s.children = strings.Replace(s.children, "$2", "$2, $3", 1)
 	}
 
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.dueOf, &s.claimOf, &s.nextOf, &s.list, &s.hashed,
@@ -225,6 +226,12 @@ func (s *statements) ofScan(kind store.Kind, after uuid.UUID, limit int) *questi
 
 func (s *statements) ofChildren(parent uuid.UUID, limit int) *question {
 	return &question{sql: s.children, args: []any{pgUUID(parent), count(limit)}, parent: parent}
+}
+
+func (s *statements) ofChildrenIn(account, parent uuid.UUID, limit int) *question {
+	q := s.ofChildren(parent, limit)
+	q.args = append(q.args, pgUUID(account))
+	return q
 }
 
 func (s *statements) ofEmpty() *question { return &question{sql: s.empty, empty: true} }

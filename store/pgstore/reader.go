@@ -16,20 +16,26 @@ type reader struct {
 	ended  bool
 }
 
+// A dividedReader is a reader of a store with partitions.
+type dividedReader struct{ *reader }
+
 // A partReader is a reader of the records of one account.
 type partReader struct {
 	*reader
 	account uuid.UUID
 }
 
-var _ store.Divided = (*reader)(nil)
+var _ store.Divided = dividedReader{}
 
 // In implements [store.Divided].
-func (r *reader) In(account uuid.UUID) store.ReadTx {
-	if !r.server.divided() {
-		return r
+func (r dividedReader) In(account uuid.UUID) store.ReadTx { return partReader{r.reader, account} }
+
+// tx returns what a function of View is given.
+func (r *reader) tx() store.ReadTx {
+	if r.server.divided() {
+		return dividedReader{r}
 	}
-	return partReader{r, account}
+	return r
 }
 
 // end makes later use panic.
@@ -127,19 +133,19 @@ func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Rec
 }
 
 func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
-	return r.children(r.server.sql, parent, limit)
+	return r.children(r.server.sql.ofChildren(parent, limit), limit)
 }
 
 func (r partReader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
-	return r.children(r.server.at(r.account), parent, limit)
+	return r.children(r.server.at(r.account).ofChildrenIn(r.account, parent, limit), limit)
 }
 
-func (r *reader) children(sql *statements, parent uuid.UUID, limit int) ([]store.Key, error) {
+func (r *reader) children(q *question, limit int) ([]store.Key, error) {
 	r.mustLive()
-	if limit <= 0 || parent == uuid.Nil {
+	if limit <= 0 || q.parent == uuid.Nil {
 		return nil, nil
 	}
-	a, err := r.ask(sql.ofChildren(parent, limit))
+	a, err := r.ask(q)
 	if err != nil {
 		return nil, err
 	}

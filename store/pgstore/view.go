@@ -44,7 +44,7 @@ func (v *view) run(fn func(store.ReadTx) error) (again bool, err error) {
 		}
 	}()
 
-	err = fn(r)
+	err = fn(r.tx())
 	ok = true
 	return false, err
 }
