@@ -207,8 +207,7 @@ var homes = map[store.Kind]ledger.Home{
 	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
 	kindBackfill: ledger.Own, kindCardArt: ledger.Own, kindCardArtPart: ledger.Own, kindPaymentData: ledger.Own,
 	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own,
-
-	kindDelivery: ledger.Mixed,
+	kindCredential: ledger.Own, kindDelivery: ledger.Own, // those of the sink are of no account, and named so
 }
 
 // names says how errors name records; other kinds appear by number. No error has the id of

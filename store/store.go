@@ -271,8 +271,8 @@ type Tx interface {
 type Divided interface {
 	// In returns the same transaction for the records of one account, or with the zero id
 	// for those of none. It is a Tx if the receiver is. Get, Lookup and Children find
-	// records of no other account, Put writes and Delete deletes none. The caller promises
-	// that no two accounts have a record of the same kind and id.
+	// records of no other account, and Delete deletes none. A Put of one is ErrInvalid. The
+	// caller promises that no two accounts have a record of the same kind and id.
 	In(account uuid.UUID) ReadTx
 }
 

@@ -41,9 +41,6 @@ const (
 	// same id.
 	Own
 
-	// Mixed is Own for what is put. Calls inside an account may read records of none.
-	Mixed
-
 	// Nowhere: of no account.
 	Nowhere
 )

@@ -143,9 +143,13 @@ func Delete(tx store.Tx, r *store.Record) {
 	where(tx, r).(store.Tx).Delete(r.Kind, r.ID)
 }
 
-func where(tx store.ReadTx, r *store.Record) store.ReadTx {
+func where(tx store.ReadTx, r *store.Record) store.ReadTx { return Within(tx, r.Account) }
+
+// Within returns the transaction for records of one account, whatever their kinds. It is a
+// Tx if tx is.
+func Within(tx store.ReadTx, account uuid.UUID) store.ReadTx {
 	if d, ok := tx.(store.Divided); ok {
-		return d.In(r.Account)
+		return d.In(account)
 	}
 	return tx
 }

@@ -179,7 +179,7 @@ func (s *shift) look(ctx context.Context, p *pending) (x *prospect, err error) {
 	}
 	err = s.rows.View(ctx, func(tx store.ReadTx) error {
 		x, stale = new(prospect), false
-		if is, err = present(tx, KindDelivery, p.rec.ID); err != nil {
+		if is, err = present(ledger.Within(tx, p.rec.Account), KindDelivery, p.rec.ID); err != nil {
 			return err
 		}
 		if stale = is == nil || is.Version != p.rec.Version; stale {
@@ -234,7 +234,7 @@ func (s *shift) missed(tx store.ReadTx, p *pending) (*store.Record, error) {
 	if !p.late || p.unordered || p.Former == uuid.Nil {
 		return nil, nil
 	}
-	r, err := present(tx, KindDelivery, rowkey.Beside(p.Former, Beside(s.id)))
+	r, err := present(ledger.Within(tx, p.rec.Account), KindDelivery, rowkey.Beside(p.Former, Beside(s.id)))
 	if err != nil || r == nil || r.Class != Ready || s.skips(r) || !before(r, p.rec) {
 		return nil, err
 	}

@@ -99,7 +99,7 @@ func (p *Parcel) keepPast(ctx context.Context, c *Change) error {
 	if p.known.None {
 		waits, delivery := false, rowkey.Beside(c.Last, sinkRow)
 		err := p.rows.View(ctx, func(tx store.ReadTx) error {
-			r, err := present(tx, KindDelivery, delivery)
+			r, err := present(ledger.Within(tx, uuid.Nil), KindDelivery, delivery)
 			waits = r != nil
 			return err
 		})

@@ -248,7 +248,7 @@ func (o *Outbox) erasePast(ctx context.Context) (wrote int, err error) {
 
 // delivers reports whether there is a delivery of an event.
 func (o *Outbox) delivers(tx store.ReadTx, account, event uuid.UUID) (bool, error) {
-	if r, err := present(tx, KindDelivery, rowkey.Beside(event, sinkRow)); r != nil || err != nil {
+	if r, err := present(ledger.Within(tx, uuid.Nil), KindDelivery, rowkey.Beside(event, sinkRow)); r != nil || err != nil {
 		return r != nil, err
 	}
 	hooks, err := tx.List(&store.Query{Kind: KindWebhook, Account: account, Limit: o.config.MaxWebhooks})
@@ -256,7 +256,7 @@ func (o *Outbox) delivers(tx store.ReadTx, account, event uuid.UUID) (bool, erro
 		return false, err
 	}
 	for _, w := range hooks.Records {
-		r, err := present(tx, KindDelivery, rowkey.Beside(event, w.ID))
+		r, err := present(ledger.Within(tx, account), KindDelivery, rowkey.Beside(event, w.ID))
 		if r != nil || err != nil {
 			return r != nil, err
 		}

@@ -183,7 +183,7 @@ func (s *shift) reread(ctx context.Context, p *pending) (*pending, error) {
 	}
 	var r *store.Record
 	err := s.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		r, err = tx.Get(KindDelivery, p.rec.ID)
+		r, err = ledger.Again(tx, p.rec)
 		return err
 	})
 	if errors.Is(err, ledger.ErrNotFound) {

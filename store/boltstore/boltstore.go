@@ -19,7 +19,8 @@
 //
 // When a quarter of the file is unused, the Store copies its records into a second file in the
 // same folder, between commits, and renames that. The folder must be writable and have room
-// for both. The file must not be a mount point, and a hard link keeps the old file. Where a
+// for both and 64 MiB more. The second file has the owner, the group and the mode of the
+// first. The file must not be a mount point, and a hard link keeps the old file. Where a
 // compaction fails, the file stays as long as it is, and a warning is logged.
 //
 // The file must be on a local file system. Do not copy it while it is open, and

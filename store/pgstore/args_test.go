@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"io/fs"
 	"reflect"
 	"regexp"
 	"slices"
@@ -13,14 +12,15 @@ import (
 // signature returns the names of the parameters of a function in the migrations.
 func signature(t *testing.T, function string, divided bool) (names []string) {
 	t.Helper()
-	script, err := fs.ReadFile(Migrations, "1.sql")
+	n := 0
+	if divided {
+		n = 2
+	}
+	script, err := scriptOf(Migrations, 1, n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if divided {
-		script = []byte(partitioned)
-	}
-	text := regexp.MustCompile(`--.*`).ReplaceAllString(string(script), "")
+	text := comment.ReplaceAllString(script, "")
 	declared := regexp.MustCompile(`CREATE FUNCTION "cardvault"\.` + function + `\(([^()]*)\)`).FindStringSubmatch(text)
 	if declared == nil {
 		t.Fatalf("the migrations have no function %s", function)

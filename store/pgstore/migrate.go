@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -57,7 +56,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	}
 	for tries := 1; ; tries++ {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return migrate(ctx, tx, opts.schema(), partitions)
+			return migrate(ctx, tx, opts.schema(), partitions, Migrations, newest)
 		})
 		if err != nil && othersMigrate(err) && tries < migrateTries {
 			continue
@@ -83,7 +82,8 @@ func othersMigrate(err error) bool {
 	}, pg.Code)
 }
 
-func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int) error {
+// migrate brings a schema up to a version, by files as in Migrations.
+func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, files fs.FS, newest int) error {
 	if err := execScript(ctx, tx, schema, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = '10s'`); err != nil {
 		return err
 	}
@@ -107,27 +107,26 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int) erro
 		if err := execScript(ctx, tx, schema, script); err != nil {
 			return err
 		}
+	} else {
+		has, err := partitionsOf(ctx, tx, schema)
+		if err != nil || partitions > 1 && has != partitions {
+			return cmp.Or(err, ErrPartitions)
+		}
+		partitions = has
+	}
+	if partitions == 1 {
+		partitions = 0
 	}
 
 	for v := at + 1; v <= newest; v++ {
-		script, err := fs.ReadFile(Migrations, strconv.Itoa(v)+".sql")
+		script, err := scriptOf(files, v, partitions)
 		if err != nil {
 			return err
 		}
 		mark := fmt.Sprintf(`INSERT INTO "cardvault".migrations (version) VALUES (%d); `, v) // first, for which others wait
-		if err := execScript(ctx, tx, schema, mark+string(script)); err != nil {
+		if err := execScript(ctx, tx, schema, mark+script); err != nil {
 			return err
 		}
-	}
-
-	if partitions <= 1 {
-		return nil
-	}
-	if at == 0 {
-		return partition(ctx, tx, schema, partitions)
-	}
-	if has, err := partitionsOf(ctx, tx, schema); err != nil || has != partitions {
-		return cmp.Or(err, ErrPartitions)
 	}
 	return nil
 }

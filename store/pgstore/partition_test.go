@@ -5,10 +5,13 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,8 +22,8 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// divide returns a pool of connections to a new server and a store with 16 partitions on it.
-func divide(t *testing.T) (*pgxpool.Pool, *Store) {
+// openDivided returns a pool of connections to a new server and a store with 16 partitions on it.
+func openDivided(t *testing.T) (*pgxpool.Pool, *Store) {
 	t.Helper()
 	p, err := pgxpool.New(t.Context(), realtest.PostgreSQL(t, nil).URL("postgres"))
 	if err != nil {
@@ -87,7 +90,7 @@ func answered(t *testing.T, q *question) func(tx pgx.Tx) {
 // Each statement for an account looks at one partition, and a statement for all at each of
 // them, with an index.
 func TestOnePartition(t *testing.T) {
-	p, s := divide(t)
+	p, s := openDivided(t)
 	pg := s.server
 	hash := []byte("hash")
 	at := time.Now()
@@ -126,7 +129,7 @@ func TestOnePartition(t *testing.T) {
 		"list":        answered(t, listing(pg, one)),
 		"list hash":   answered(t, listing(pg, byHash)),
 		"list parent": answered(t, listing(pg, below)),
-		"children":    answered(t, pg.at(account).ofChildren(uuid.UUID{1, 7}, 4)),
+		"children":    answered(t, pg.at(account).ofChildrenIn(account, uuid.UUID{1, 7}, 4)),
 		"rows":        answered(t, rows[0]),
 		"add":         written(t, s, account, func(_ *row, put func(*row)) { put(fresh(account, 1)) }),
 		"insert":      written(t, s, account, func(_ *row, put func(*row)) { put(fresh(account, 2)); put(fresh(account, 3)) }),
@@ -221,7 +224,7 @@ func written(t *testing.T, s *Store, account uuid.UUID, change func(known *row, 
 
 // The partition of an account is that of the server, for every number of partitions.
 func TestPartitionOf(t *testing.T) {
-	p, _ := divide(t)
+	p, _ := openDivided(t)
 	for n := 2; n <= mostPartitions; n *= 2 {
 		for i := range 200 {
 			account := uuid.New()
@@ -240,4 +243,178 @@ func TestPartitionOf(t *testing.T) {
 
 func listing(s *server, q *store.Query) *question {
 	return s.at(q.Account).ofList(q, s.listOf(q.Kind, q.Account, q.Parent))
+}
+
+// A statement for all accounts reads a few rows of each partition, however many there are
+// and whatever the planner knows of the tables.
+func TestAllPartitionsAreWalked(t *testing.T) {
+	p, s := openDivided(t)
+	pg := s.server
+	const many = 20_000
+	const analyze = `ANALYZE cardvault.records; ANALYZE cardvault.lookups`
+	at := time.UnixMicro(1e15)
+	for part := range 16 {
+		for _, table := range []string{"records", "lookups"} {
+			if _, err := p.Exec(t.Context(), fmt.Sprintf(`ALTER TABLE cardvault.%s_%d SET (autovacuum_enabled = off)`, table, part)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// The planner has seen no two records with a hash, a parent or a time in common.
+	fill := func(kind, from, to int, parent, hash, due string) {
+		t.Helper()
+		if _, err := p.Exec(t.Context(), fmt.Sprintf(`
+			INSERT INTO cardvault.records (version, stamp, due, kind, class, child, id, account, scope, lookup, shown, secret)
+				SELECT 1, 0, %[6]s, %[1]d, 1, true, lpad(to_hex(n), 32, '0')::uuid, lpad(to_hex(1 + n %% 50), 32, '0')::uuid,
+					%[4]s, '\x04'::bytea || (%[5]s)::bytea, '', '' FROM generate_series(%[2]d, %[3]d) AS n;
+			INSERT INTO cardvault.lookups (kind, hash, id, account) SELECT kind, substr(lookup, 2), id, account FROM cardvault.records
+				WHERE kind = %[1]d`, kind, from, to, parent, hash, due), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(6, 1, many, `gen_random_uuid()`, `lpad(to_hex(n), 4, '0')`, `to_timestamp(1e9 + n)`)
+	if _, err := p.Exec(t.Context(), analyze, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	fill(5, 1, many, `lpad('7', 32, '0')::uuid`, `'hash'`, `to_timestamp(1e9)`)
+
+	var parent, id uuid.UUID
+	parent[15], id[14] = 7, 9
+	for _, knows := range []string{"", analyze} {
+		if _, err := p.Exec(t.Context(), knows, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+		for name, q := range map[string]*question{
+			"get":            pg.sql.ofGet(5, id),
+			"lookup":         pg.sql.ofLookup(5, []byte("hash"), 3),
+			"children":       pg.sql.ofChildren(parent, 3),
+			"scan":           pg.sql.ofScan(5, id, 3),
+			"due":            pg.sql.ofDue(5, store.AllShards, at, 3, false),
+			"claim":          pg.sql.ofDue(5, store.AllShards, at, 3, true),
+			"due of a shard": pg.sql.ofDue(5, 1, at, 3, false),
+			"claim of one":   pg.sql.ofDue(5, 1, at, 3, true),
+			"next":           pg.sql.ofNext(5, store.AllShards),
+			"next of one":    pg.sql.ofNext(5, 1),
+			"empty":          pg.sql.ofEmpty(),
+		} {
+			tx, err := p.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			read := func() (n int) {
+				if err := tx.QueryRow(t.Context(), `SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables`).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			before := read()
+			answered(t, q)(tx)
+			t.Log(name, knows, read()-before)
+			if n := read() - before; n > 20*16 {
+				t.Errorf("%s reads %d rows of %d after %q", name, n, many, knows)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A later migration reaches the tables and functions of every partition, in a schema that
+// has them and in a new one alike.
+func TestLaterMigration(t *testing.T) {
+	p, err := pgxpool.New(t.Context(), realtest.PostgreSQL(t, nil).URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	files := fstest.MapFS{"3.sql": {Data: []byte(`-- Version 3.
+ALTER TABLE "cardvault".records ADD note text /*divided , ADD of_partition boolean */;
+CREATE INDEX records_note ON "cardvault".records (note);
+CREATE TABLE "cardvault".others (id uuid PRIMARY KEY);
+CREATE OR REPLACE FUNCTION "cardvault".block_of(of_kind smallint, of_child boolean, of_scope uuid, of_level smallint, of_id uuid) RETURNS uuid
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$ BEGIN RETURN (SELECT c.first FROM "cardvault".counts c LIMIT 1); END $$;
+CREATE OR REPLACE FUNCTION "cardvault".has(lookup bytea, hash bytea) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT true $$;
+`)}}
+	for v := 1; v <= 2; v++ {
+		name := strconv.Itoa(v) + ".sql"
+		data, err := fs.ReadFile(Migrations, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = &fstest.MapFile{Data: data}
+	}
+
+	shape := func(name string, versions ...int) []string {
+		t.Helper()
+		for _, v := range versions {
+			if err := pgx.BeginFunc(t.Context(), p, func(tx pgx.Tx) error {
+				return migrate(t.Context(), tx, name, 4, files, v)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rows, err := p.Query(t.Context(), `
+			SELECT 'column '||c.relname||' '||a.attname||' '||a.attstorage::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+				WHERE c.relnamespace = to_regnamespace($1) AND c.relkind IN ('r', 'p')
+			UNION ALL SELECT 'index '||replace(pg_get_indexdef(i.indexrelid), $1, '') FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+				WHERE c.relnamespace = to_regnamespace($1)
+			UNION ALL SELECT 'function '||replace(pg_get_functiondef(f.oid), $1, '') FROM pg_proc f WHERE f.pronamespace = to_regnamespace($1)
+			ORDER BY 1`, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lines
+	}
+
+	later, fresh := shape("later", 2, 3), shape("fresh", 3)
+	for _, line := range later {
+		if !slices.Contains(fresh, line) {
+			t.Errorf("a new schema does not have: %s", line)
+		}
+	}
+	for _, line := range fresh {
+		if !slices.Contains(later, line) {
+			t.Errorf("a migrated schema does not have: %s", line)
+		}
+	}
+	all := strings.Join(fresh, "\n")
+	for _, want := range []string{"column records_3 note x", "column records_3 of_partition p", "column records_3 shown e", "column others id",
+		"ON .records_3 USING btree (note)", "FROM \".\".counts_3 c LIMIT 1", "AS $function$ SELECT true"} {
+		if !strings.Contains(strings.ReplaceAll(all, `""`, `"."`), want) {
+			t.Errorf("partitions have no %q", want)
+		}
+	}
+	if strings.Contains(all, ".block_of(") {
+		t.Error("a function of a partition is there for all too")
+	}
+}
+
+// A migration that would leave partitions as they are is refused.
+func TestMigrationOfWholeTables(t *testing.T) {
+	for v := 1; v <= newest; v++ {
+		if _, err := scriptOf(Migrations, v, 16); err != nil {
+			t.Errorf("version %d: %v", v, err)
+		}
+	}
+	for _, statement := range []string{
+		`DO $$ BEGIN ALTER TABLE "cardvault".records ADD note text; END $$;`,
+		`ALTER TABLE ONLY "cardvault".records ADD note text;`,
+		`ALTER FUNCTION "cardvault".list(smallint) SET jit = off;`,
+		`CREATE FUNCTION "cardvault".total(of_scope uuid) RETURNS bigint LANGUAGE sql AS $$ SELECT count(*) FROM "cardvault".records $$;`,
+		`INSERT INTO "cardvault".counts SELECT * FROM "cardvault".others;`,
+		`SELECT "cardvault".arrange(1);`,
+		`CREATE TRIGGER t BEFORE INSERT ON "cardvault".records FOR EACH ROW EXECUTE FUNCTION "cardvault".f();`,
+		`ALTER TABLE "cardvault".records ADD note text /*divide , ADD of_partition boolean */;`,
+	} {
+		if divided, err := divide("SET LOCAL jit = off;\n"+statement, 2); err == nil {
+			t.Errorf("%s becomes %s", statement, divided)
+		}
+	}
 }

@@ -25,8 +25,19 @@ var ErrPartitions = errors.New("pgstore: the schema has another number of partit
 var partitioned string
 
 var (
-	madeIndex    = regexp.MustCompile(`(?m)^CREATE INDEX .*;$`)
-	madeFunction = regexp.MustCompile(`(?ms)^CREATE FUNCTION "cardvault"\.(\w+)\(.*?^(?:END )?\$\$;$`)
+	ofDivided = regexp.MustCompile(`(?s)/\*divided\s(.*?)\*/`)
+	ofWhole   = regexp.MustCompile(`(?s)/\*whole\*/.*?/\*end\*/`)
+
+	// A statement may have a semicolon in a comment, a string or the body of a function.
+	statement = regexp.MustCompile(`(?s)(?:--[^\n]*|/\*.*?\*/|'[^']*'|\$\$.*?\$\$|[^;])*?;`)
+	comment   = regexp.MustCompile(`(?s)--[^\n]*|/\*.*?\*/`)
+	object    = regexp.MustCompile(`^(CREATE TABLE|(?:CREATE(?: OR REPLACE)?|DROP) FUNCTION(?: IF EXISTS)?) "cardvault"\.(\w+)`)
+
+	// These statements change the tables of all partitions.
+	ofAll = regexp.MustCompile(`^(CREATE INDEX \w+ ON|DROP INDEX|ALTER TABLE|DELETE FROM|UPDATE) "cardvault"\.\w+`)
+
+	// These functions are for all partitions and name what is divided.
+	overAll = regexp.MustCompile(`^(apply|add|replace|found)$`)
 )
 
 // checkPartitions refuses numbers of partitions.
@@ -37,57 +48,65 @@ func checkPartitions(n int) error {
 	return nil
 }
 
-// partition divides the tables of a new schema, which are empty, into n.
-func partition(ctx context.Context, tx pgx.Tx, schema string, n int) error {
-	var made, script strings.Builder
-	for v := 1; v <= newest; v++ {
-		text, err := fs.ReadFile(Migrations, strconv.Itoa(v)+".sql")
-		if err != nil {
-			return err
-		}
-		made.Write(text)
+// scriptOf returns what makes a version of the schema with n partitions, 0 for none.
+func scriptOf(files fs.FS, version, n int) (string, error) {
+	text, err := fs.ReadFile(files, strconv.Itoa(version)+".sql")
+	if err != nil || n == 0 {
+		return string(text), err
 	}
-
-	// Functions of a partition replace those of the whole, except children, which also
-	// answers for all accounts. The last three are in partitioned.sql again.
-	var functions []string
-	for _, m := range madeFunction.FindAllStringSubmatch(made.String(), -1) {
-		name := `"cardvault".` + m[1]
-		if ofPartition.MatchString(name) {
-			functions = append(functions, m[0])
-		}
-		switch m[1] {
-		case "children":
-		case "add", "apply", "replace":
-			script.WriteString("DROP FUNCTION " + name + ";\n")
-		default:
-			if ofPartition.MatchString(name) {
-				script.WriteString("DROP FUNCTION " + name + ";\n")
-			}
-		}
+	script, err := divide(string(text), n)
+	if err != nil {
+		return "", fmt.Errorf("version %d: %w", version, err)
 	}
-
-	script.WriteString(partitioned)
-	for _, index := range madeIndex.FindAllString(made.String(), -1) {
-		script.WriteString(index + "\n")
+	if version == 1 {
+		script += partitioned + tallyOf(n)
 	}
-	script.WriteString(tallyOf(n))
-	for part := range n {
-		script.WriteString(tablesOf(part, n))
-		for _, text := range functions {
-			script.WriteString(inPartition(text, part) + "\n")
-		}
-	}
-	return execScript(ctx, tx, schema, script.String())
+	return script, nil
 }
 
-// tablesOf returns what makes the tables of a partition.
-func tablesOf(part, of int) string {
+// divide returns a migration for a schema with n partitions. It refuses a statement about
+// divided objects that it does not know, and would leave those of partitions as they are.
+func divide(script string, n int) (string, error) {
+	var divided strings.Builder
+	for _, whole := range statement.FindAllString(script, -1) {
+		text := ofWhole.ReplaceAllString(ofDivided.ReplaceAllString(whole, "$1"), "")
+		bare := strings.TrimSpace(comment.ReplaceAllString(text, ""))
+		made := object.FindStringSubmatch(bare)
+		names := ofPartition.MatchString(bare)
+		switch {
+		case strings.Contains(text, "/*"): // most likely a word that is written otherwise
+			return "", errors.New("a comment is neither of partitions nor of the whole")
+		case made != nil && ofPartition.MatchString(`"cardvault".`+made[2]) && made[1] == "CREATE TABLE":
+			divided.WriteString(text)
+			for part := range n {
+				divided.WriteString(tableOf(made[2], part, n))
+			}
+		case made != nil && ofPartition.MatchString(`"cardvault".`+made[2]):
+			if made[2] == "children" { // which is also found for all accounts
+				divided.WriteString(ofDivided.ReplaceAllString(whole, ""))
+			}
+			for part := range n {
+				divided.WriteString(inPartition(text, part))
+			}
+		case !names, ofAll.MatchString(bare), made != nil && overAll.MatchString(made[2]):
+			divided.WriteString(text)
+		default:
+			first, _, _ := strings.Cut(bare, "\n")
+			return "", fmt.Errorf("no rule says what partitions make of: %s", first)
+		}
+	}
+	return divided.String(), nil
+}
+
+// tableOf returns what makes a table of a partition.
+func tableOf(name string, part, of int) string {
+	options := map[string]string{
+		"records": `(PRIMARY KEY (kind, id)) FOR VALUES WITH (MODULUS %[3]d, REMAINDER %[2]d)`,
+		"lookups": `(PRIMARY KEY (kind, hash, id)) FOR VALUES WITH (MODULUS %[3]d, REMAINDER %[2]d)`,
+		"counts":  `(part DEFAULT %[2]d) FOR VALUES IN (%[2]d)`,
+	}
 	return fmt.Sprintf(`
-CREATE TABLE "cardvault".records_%[1]d PARTITION OF "cardvault".records (PRIMARY KEY (kind, id)) FOR VALUES WITH (MODULUS %[2]d, REMAINDER %[1]d);
-CREATE TABLE "cardvault".lookups_%[1]d PARTITION OF "cardvault".lookups (PRIMARY KEY (kind, hash, id)) FOR VALUES WITH (MODULUS %[2]d, REMAINDER %[1]d);
-CREATE TABLE "cardvault".counts_%[1]d PARTITION OF "cardvault".counts (part DEFAULT %[1]d) FOR VALUES IN (%[1]d);
-`, part, of)
+CREATE TABLE "cardvault".%[1]s_%[2]d PARTITION OF "cardvault".%[1]s `+options[name]+";", name, part, of)
 }
 
 // tallyOf returns the function by which apply and add count, in each partition of which

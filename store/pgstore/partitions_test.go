@@ -57,6 +57,10 @@ func (tx namingReads) at(kind store.Kind, id uuid.UUID) store.ReadTx {
 	return tx.ReadTx
 }
 
+func (tx namingReads) In(account uuid.UUID) store.ReadTx {
+	return tx.ReadTx.(store.Divided).In(account)
+}
+
 func (tx namingReads) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	return tx.at(kind, id).Get(kind, id)
 }
@@ -131,13 +135,18 @@ func TestInAccount(t *testing.T) {
 		if err := s.View(t.Context(), func(tx store.ReadTx) error { look(tx, account, true); look(tx, other, false); return nil }); err != nil {
 			t.Error(err)
 		}
-		if err := s.Update(t.Context(), func(tx store.Tx) error {
-			look(tx, account, true)
-			look(tx, other, false)
-			tx.(store.Divided).In(other).(store.Tx).Delete(kind, id(1))
-			return nil
-		}); err != nil {
-			t.Error(err)
+		for _, wide := range []bool{false, true} {
+			if err := s.Update(t.Context(), func(tx store.Tx) error {
+				if wide {
+					_, _ = tx.Get(kind, id(1))
+				}
+				look(tx, account, true)
+				look(tx, other, false)
+				tx.(store.Divided).In(other).(store.Tx).Delete(kind, id(1))
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	if !has(t, s, 1) {
@@ -178,6 +187,18 @@ func TestPartitions(t *testing.T) {
 	}
 	if err := put(open(t, p, whole), record(1)); err != nil {
 		t.Errorf("Update after a refused migration = %v", err)
+	}
+	for name, want := range map[string]bool{whole: false, four: true} {
+		isDivided := func(tx store.ReadTx) error {
+			if _, is := tx.(store.Divided); is != want {
+				t.Errorf("a transaction of %s is divided: %t", name, is)
+			}
+			return nil
+		}
+		s := open(t, p, name)
+		if err := errors.Join(s.View(t.Context(), isDivided), s.Update(t.Context(), func(tx store.Tx) error { return isDivided(tx) })); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -60,17 +61,26 @@ func (tx accountReads) Get(kind store.Kind, id uuid.UUID) (*store.Record, error)
 	return r, err
 }
 
+func (tx accountReads) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	return own(limit, func(limit int) ([]*store.Record, error) { return tx.ReadTx.Lookup(kind, hash, limit) },
+		func(r *store.Record) bool { return r.Account == tx.id })
+}
+
 func (tx accountReads) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
-	keys, err := tx.ReadTx.Children(parent, limit)
-	if err != nil {
-		return nil, err
-	}
-	for _, k := range keys {
-		if _, err := tx.Get(k.Kind, k.ID); err != nil {
-			return nil, err
+	return own(limit, func(limit int) ([]store.Key, error) { return tx.ReadTx.Children(parent, limit) },
+		func(k store.Key) bool { _, err := tx.Get(k.Kind, k.ID); return err == nil })
+}
+
+// own returns the first of what find finds that is the account's.
+func own[T any](limit int, find func(limit int) ([]T, error), is func(T) bool) ([]T, error) {
+	for most := limit; ; most *= 2 {
+		found, err := find(most)
+		all := len(found) < most || most <= 0
+		found = slices.DeleteFunc(found, func(one T) bool { return !is(one) })
+		if err != nil || all || len(found) >= limit {
+			return found[:min(len(found), max(0, limit))], err
 		}
 	}
-	return keys, nil
 }
 
 type accountTx struct {
@@ -81,6 +91,7 @@ type accountTx struct {
 func (tx accountTx) Put(r *store.Record) {
 	if r.Account != tx.id {
 		tx.a.wrong(r, tx.id)
+		r = new(store.Record) // which is invalid
 	}
 	tx.tx.Put(r)
 }

@@ -87,6 +87,7 @@ type mutant struct {
 	put     func(tx store.Tx, r *store.Record)
 	delete  func(tx store.Tx, kind store.Kind, id uuid.UUID)
 	changes func(kind store.Kind) uint64
+	in      func(tx store.Tx, account uuid.UUID) store.Tx // nil: accounts are not kept apart
 }
 
 type reads struct {
@@ -106,6 +107,9 @@ func (m *mutant) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if m.view != nil {
 		view = m.view
 	}
+	if m.in != nil {
+		return m.Store.Update(ctx, func(tx store.Tx) error { return fn(dividedTx{tx, m.in}) })
+	}
 	return view(ctx, func(tx store.ReadTx) error { return fn(readTx{tx, &m.reads}) })
 }
 
@@ -113,6 +117,9 @@ func (m *mutant) Update(ctx context.Context, fn func(store.Tx) error) error {
 	update := m.Store.Update
 	if m.update != nil {
 		update = m.update
+	}
+	if m.in != nil {
+		return m.Store.Update(ctx, func(tx store.Tx) error { return fn(dividedTx{tx, m.in}) })
 	}
 	return update(ctx, func(tx store.Tx) error { return fn(mutantTx{readTx{tx, &m.reads}, tx, m}) })
 }
@@ -212,6 +219,44 @@ func (t mutantTx) Delete(kind store.Kind, id uuid.UUID) {
 		return
 	}
 	t.tx.Delete(kind, id)
+}
+
+type dividedTx struct {
+	store.Tx
+	in func(tx store.Tx, account uuid.UUID) store.Tx
+}
+
+func (t dividedTx) In(account uuid.UUID) store.ReadTx { return t.in(t.Tx, account) }
+
+// An inTx is a transaction in an account.
+type inTx struct {
+	store.Tx
+	get      func(kind store.Kind, id uuid.UUID) (*store.Record, error)
+	lookup   func(kind store.Kind, hash []byte, limit int) ([]*store.Record, error)
+	children func(parent uuid.UUID, limit int) ([]store.Key, error)
+	put      func(r *store.Record)
+	delete   func(kind store.Kind, id uuid.UUID)
+}
+
+func (t inTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) { return t.get(kind, id) }
+func (t inTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	return t.lookup(kind, hash, limit)
+}
+func (t inTx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return t.children(parent, limit)
+}
+func (t inTx) Put(r *store.Record)                  { t.put(r) }
+func (t inTx) Delete(kind store.Kind, id uuid.UUID) { t.delete(kind, id) }
+
+// inAccounts keeps accounts apart with a fault: edit makes it from the whole transaction and
+// the right one of an account.
+func inAccounts(edit func(tx, in store.Tx) store.Tx) func(m *mutant) {
+	return func(m *mutant) {
+		m.Store = storetest.Apart(m.Store, func(*store.Record, uuid.UUID) {})
+		m.in = func(tx store.Tx, account uuid.UUID) store.Tx {
+			return edit(tx, tx.(store.Divided).In(account).(store.Tx))
+		}
+	}
 }
 
 // altered returns a put of records changed by edit.
@@ -593,6 +638,11 @@ var mutants = []struct {
 			return none && !used.Load(), err
 		}
 	}},
+	{"In finds records of all accounts", "Divided", inAccounts(func(tx, in store.Tx) store.Tx { return inTx{in, tx.Get, in.Lookup, in.Children, in.Put, in.Delete} })},
+	{"In looks a hash up in all accounts", "Divided", inAccounts(func(tx, in store.Tx) store.Tx { return inTx{in, in.Get, tx.Lookup, in.Children, in.Put, in.Delete} })},
+	{"In finds children of all accounts", "Divided", inAccounts(func(tx, in store.Tx) store.Tx { return inTx{in, in.Get, in.Lookup, tx.Children, in.Put, in.Delete} })},
+	{"In puts records of all accounts", "Divided", inAccounts(func(tx, in store.Tx) store.Tx { return inTx{in, in.Get, in.Lookup, in.Children, tx.Put, in.Delete} })},
+	{"In deletes records of all accounts", "Divided", inAccounts(func(tx, in store.Tx) store.Tx { return inTx{in, in.Get, in.Lookup, in.Children, in.Put, tx.Delete} })},
 	{"own writes are visible to scans", "ScanSeesTheStateBefore", func(m *mutant) {
 		m.update = func(ctx context.Context, fn func(store.Tx) error) error {
 			return m.Store.Update(ctx, func(tx store.Tx) error { return fn(&ownWrites{Tx: tx}) })
@@ -994,6 +1044,11 @@ func TestRulesCanFail(t *testing.T) {
 // A mutant without a fault passes, so that a failure is due to the fault.
 func TestRulesPassWithoutFault(t *testing.T) {
 	storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store { return &mutant{Store: memstore.New()} }})
+	t.Run("Apart", func(t *testing.T) {
+		storetest.Run(t, storetest.Harness{Open: func(testing.TB) store.Store {
+			return storetest.Apart(memstore.New(), func(*store.Record, uuid.UUID) {})
+		}})
+	})
 }
 
 func putting(ids ...byte) func(store.Tx) error {

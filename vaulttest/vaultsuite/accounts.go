@@ -569,9 +569,9 @@ type keeper struct {
 
 func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return k.Store.Update(ctx, func(tx store.Tx) error {
-		w := &watchedTx{Tx: tx}
-		err := fn(w)
-		for _, r := range w.put {
+		var put []*store.Record
+		err := fn(watchedTx{tx, &put})
+		for _, r := range put {
 			for _, part := range append(r.Lookup, r.Shown, r.Secret, r.ID[:], r.Account[:], r.Parent[:]) {
 				k.bytes = append(append(k.bytes, part...), 0)
 			}

@@ -299,10 +299,8 @@ func (s *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.updates.Add(1)
 	var put []*store.Record
 	err := s.Store.Update(ctx, func(tx store.Tx) error {
-		w := &watchedTx{Tx: tx}
-		err := fn(w)
-		put = w.put
-		return err
+		put = nil
+		return fn(watchedTx{tx, &put})
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,11 +330,19 @@ func (s *watched) wrote(f func()) int64 {
 
 type watchedTx struct {
 	store.Tx
-	put []*store.Record
+	put *[]*store.Record
 }
 
-func (tx *watchedTx) Put(r *store.Record) {
-	tx.put = append(tx.put, r.Clone())
+// In returns the transaction of an account if the store keeps accounts apart, else its own.
+func (tx watchedTx) In(account uuid.UUID) store.ReadTx {
+	if d, ok := tx.Tx.(store.Divided); ok {
+		tx.Tx = d.In(account).(store.Tx)
+	}
+	return tx
+}
+
+func (tx watchedTx) Put(r *store.Record) {
+	*tx.put = append(*tx.put, r.Clone())
 	tx.Tx.Put(r)
 }
 

@@ -4,6 +4,9 @@
 -- A function or operator of another schema never takes the place of one of pg_catalog:
 -- each function sets its search path, except blocks, below and has, which would not be
 -- inlined then and name pg_catalog themselves.
+--
+-- With partitions Migrate runs what is in comments of the word divided too, and leaves out
+-- what is between those of whole and end: see partitions.go.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
 CREATE TABLE "cardvault".records (
@@ -18,9 +21,9 @@ CREATE TABLE "cardvault".records (
 	scope   uuid     NOT NULL, -- whose list it is in: the parent's, else the account's
 	lookup  bytea,             -- hashes, each after a byte with its length
 	shown   bytea    NOT NULL,
-	secret  bytea    NOT NULL,
-	PRIMARY KEY (kind, id)
-);
+	secret  bytea    NOT NULL /*whole*/,
+	PRIMARY KEY (kind, id) /*end*/
+) /*divided PARTITION BY HASH (account) */;
 
 -- What is sealed cannot be compressed.
 ALTER TABLE "cardvault".records ALTER shown SET STORAGE EXTERNAL, ALTER secret SET STORAGE EXTERNAL;
@@ -31,9 +34,9 @@ CREATE INDEX records_due ON "cardvault".records (kind, due, id) INCLUDE (scope, 
 CREATE TABLE "cardvault".lookups (
 	kind smallint NOT NULL,
 	hash bytea    NOT NULL,
-	id   uuid     NOT NULL,
-	PRIMARY KEY (kind, hash, id)
-);
+	id   uuid     NOT NULL /*divided , account uuid NOT NULL */ /*whole*/,
+	PRIMARY KEY (kind, hash, id) /*end*/
+) /*divided PARTITION BY HASH (account) */;
 
 -- A list is cut into blocks. One of level 1 begins with the id first and ends where the
 -- next begins; one of level 2 is a run of these. The last block of each level is open:
@@ -48,8 +51,8 @@ CREATE TABLE "cardvault".counts (
 	class smallint NOT NULL,
 	child boolean  NOT NULL,
 	scope uuid     NOT NULL,
-	first uuid     NOT NULL
-);
+	first uuid     NOT NULL /*divided , part smallint NOT NULL */ -- the partition of the account; functions of one leave it out
+) /*divided PARTITION BY LIST (part) */;
 
 CREATE INDEX counts_list ON "cardvault".counts (scope, child, kind, level, first) INCLUDE (class, n);
 
@@ -108,6 +111,8 @@ CREATE FUNCTION "cardvault".apply(
 	on_kind smallint[], on_hash bytea[], on_id uuid[],
 	list_kind smallint[], list_child boolean[], list_scope uuid[], list_least uuid[], -- lists, and the least id below
 	entry_list integer[], entry_id uuid[], entry_class smallint[], entry_n integer[] -- what changes in them
+	/*divided , read_account uuid[], gone_account uuid[], off_account uuid[], on_account uuid[], list_part smallint[] */
+	-- of the rows and lists above; a read_account of null: the row may be of any account
 ) RETURNS integer[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -129,7 +134,17 @@ BEGIN
 		END LOOP;
 	END IF;
 	FOR i IN 1..coalesce(cardinality(read_id), 0) LOOP
-		IF read_stamp[i] IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r WHERE r.kind = read_kind[i] AND r.id = read_id[i]) THEN
+		/*divided
+		IF read_account[i] IS NOT NULL THEN
+			IF read_stamp[i] IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r
+					WHERE r.account = read_account[i] AND r.kind = read_kind[i] AND r.id = read_id[i]) THEN
+				RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
+			END IF;
+			CONTINUE;
+		END IF;
+		*/
+		IF read_stamp[i] IS DISTINCT FROM (
+				SELECT r.stamp FROM "cardvault".records r WHERE r.kind = read_kind[i] AND r.id = read_id[i] /*divided LIMIT 1 */) THEN
 			RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
 		END IF;
 	END LOOP;
@@ -140,7 +155,8 @@ BEGIN
 	IF cardinality(off_id) > 0 OR cardinality(gone_id) > 0 OR changed > 0 THEN
 		PERFORM "cardvault".replace(new_stamp, gone_kind, gone_id, new_kind[:changed], new_id[:changed], new_account[:changed],
 			new_scope[:changed], new_child[:changed], new_class[:changed], new_due[:changed], new_version[:changed],
-			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id);
+			new_lookup[:changed], new_shown[:changed], new_secret[:changed], off_kind, off_hash, off_id
+			/*divided , gone_account, off_account */);
 	END IF;
 	IF cardinality(new_id) > changed THEN
 		INSERT INTO "cardvault".records (kind, id, account, scope, child, class, due, version, stamp, lookup, shown, secret)
@@ -149,15 +165,18 @@ BEGIN
 			FROM generate_series(changed + 1, cardinality(new_id)) AS i;
 	END IF;
 	IF cardinality(on_id) > 0 THEN
-		INSERT INTO "cardvault".lookups (kind, hash, id) SELECT * FROM unnest(on_kind, on_hash, on_id);
+		INSERT INTO "cardvault".lookups (kind, hash, id /*divided , account */)
+			SELECT * FROM unnest(on_kind, on_hash, on_id /*divided , on_account */);
 	END IF;
 
 	FOR i IN 1..coalesce(cardinality(list_scope), 0) LOOP
 		IF list_least[i] < (
 				SELECT c.first FROM "cardvault".counts c
-				WHERE c.scope = list_scope[i] AND c.child = list_child[i] AND c.kind = list_kind[i] AND c.level = 1
+				WHERE /*divided c.part = list_part[i] AND */ c.scope = list_scope[i] AND c.child = list_child[i]
+					AND c.kind = list_kind[i] AND c.level = 1
 				ORDER BY c.first DESC LIMIT 1) THEN
-			RETURN "cardvault".tally(list_kind, list_child, list_scope, list_least, entry_list, entry_id, entry_class, entry_n);
+			RETURN "cardvault".tally(/*divided list_part, */ list_kind, list_child, list_scope, list_least,
+				entry_list, entry_id, entry_class, entry_n);
 		END IF;
 	END LOOP;
 	RETURN NULL; -- all come into open blocks
@@ -171,6 +190,7 @@ CREATE FUNCTION "cardvault".add(
 	new_kind smallint, new_id uuid, new_account uuid, new_scope uuid, new_child boolean, new_class smallint,
 	new_due timestamptz, new_version bigint, new_lookup bytea, new_shown bytea, new_secret bytea,
 	hashes bytea[]
+	/*divided , read_account uuid, new_part smallint */
 ) RETURNS integer[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -198,20 +218,22 @@ BEGIN
 				new_lookup, new_shown, new_secret)
 	)
 	SELECT
-		read_stamp IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r WHERE r.kind = read_kind AND r.id = read_id),
+		read_stamp IS DISTINCT FROM (SELECT r.stamp FROM "cardvault".records r
+			WHERE /*divided r.account = read_account AND */ r.kind = read_kind AND r.id = read_id),
 		new_class <> 0 AND new_id < (
 			SELECT c.first FROM "cardvault".counts c
-			WHERE c.scope = new_scope AND c.child = new_child AND c.kind = new_kind AND c.level = 1
+			WHERE /*divided c.part = new_part AND */ c.scope = new_scope AND c.child = new_child AND c.kind = new_kind AND c.level = 1
 			ORDER BY c.first DESC LIMIT 1)
 		INTO stale, closed;
 	IF stale THEN
 		RAISE EXCEPTION USING ERRCODE = 'CV001', MESSAGE = 'stale';
 	END IF;
 	IF hashes IS NOT NULL THEN
-		INSERT INTO "cardvault".lookups (kind, hash, id) SELECT new_kind, h, new_id FROM unnest(hashes) AS h;
+		INSERT INTO "cardvault".lookups (kind, hash, id /*divided , account */)
+			SELECT new_kind, h, new_id /*divided , new_account */ FROM unnest(hashes) AS h;
 	END IF;
 	IF closed THEN
-		RETURN "cardvault".tally(ARRAY[new_kind], ARRAY[new_child], ARRAY[new_scope], ARRAY[new_id],
+		RETURN "cardvault".tally(/*divided ARRAY[new_part], */ ARRAY[new_kind], ARRAY[new_child], ARRAY[new_scope], ARRAY[new_id],
 			ARRAY[1], ARRAY[new_id], ARRAY[new_class], ARRAY[1]);
 	END IF;
 	RETURN NULL;
@@ -239,7 +261,7 @@ CREATE FUNCTION "cardvault".replace(
 	new_stamp bigint, gone_kind smallint[], gone_id uuid[],
 	new_kind smallint[], new_id uuid[], new_account uuid[], new_scope uuid[], new_child boolean[], new_class smallint[],
 	new_due timestamptz[], new_version bigint[], new_lookup bytea[], new_shown bytea[], new_secret bytea[],
-	off_kind smallint[], off_hash bytea[], off_id uuid[]
+	off_kind smallint[], off_hash bytea[], off_id uuid[] /*divided , gone_account uuid[], off_account uuid[] */
 ) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -247,20 +269,21 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 AS $$
 BEGIN
 	IF cardinality(off_id) > 0 THEN
-		DELETE FROM "cardvault".lookups l USING unnest(off_kind, off_hash, off_id) AS d(k, h, i)
-			WHERE l.kind = d.k AND l.hash = d.h AND l.id = d.i;
+		DELETE FROM "cardvault".lookups l USING unnest(off_kind, off_hash, off_id /*divided , off_account */) AS d(k, h, i /*divided , a */)
+			WHERE /*divided l.account = d.a AND */ l.kind = d.k AND l.hash = d.h AND l.id = d.i;
 	END IF;
 	IF cardinality(gone_id) > 0 THEN
-		DELETE FROM "cardvault".records r USING unnest(gone_kind, gone_id) AS d(k, i) WHERE r.kind = d.k AND r.id = d.i;
+		DELETE FROM "cardvault".records r USING unnest(gone_kind, gone_id /*divided , gone_account */) AS d(k, i /*divided , a */)
+			WHERE /*divided r.account = d.a AND */ r.kind = d.k AND r.id = d.i;
 	END IF;
 	IF cardinality(new_id) > 0 THEN
 		UPDATE "cardvault".records r
-			SET account = n.account, scope = n.scope, child = n.child, class = n.class, due = n.due, version = n.version,
+			SET /*whole*/ account = n.account, /*end*/ scope = n.scope, child = n.child, class = n.class, due = n.due, version = n.version,
 				stamp = new_stamp, lookup = n.lookup, shown = n.shown, secret = n.secret
 			FROM unnest(new_kind, new_id, new_account, new_scope, new_child,
 				new_class, new_due, new_version, new_lookup, new_shown,
 				new_secret) AS n(kind, id, account, scope, child, class, due, version, lookup, shown, secret)
-			WHERE r.kind = n.kind AND r.id = n.id;
+			WHERE /*divided r.account = n.account AND */ r.kind = n.kind AND r.id = n.id;
 	END IF;
 END $$;
 
@@ -719,11 +742,12 @@ END $$;
 
 -- children returns the first of the records that belong to an id, by kind and id, in
 -- one walk of records_list that ends with the last of these.
-CREATE FUNCTION "cardvault".children(of_parent uuid, most bigint) RETURNS TABLE (kind smallint, id uuid)
+CREATE FUNCTION "cardvault".children(of_parent uuid, most bigint /*divided , of_account uuid */) RETURNS TABLE (kind smallint, id uuid)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan SET jit = off
 AS $$
 BEGIN
-	RETURN QUERY SELECT r.kind, r.id FROM "cardvault".records r WHERE r.scope = of_parent AND r.child ORDER BY r.kind, r.id LIMIT most;
+	RETURN QUERY SELECT r.kind, r.id FROM "cardvault".records r
+		WHERE r.scope = of_parent AND r.child /*divided AND r.account = of_account */ ORDER BY r.kind, r.id LIMIT most;
 END $$;
