@@ -249,24 +249,24 @@ func (s *Store) beginCompaction() error {
 	timer.Stop()
 	c := &compaction{ready: make(chan time.Time), notes: map[noted]struct{}{}, timer: timer}
 	s.copying = c
-	path, config := s.path, s.config
+	path, with := s.path, s.config
 	s.closing.Go(func() {
 		defer close(c.ready)
-		c.failed = c.make(path, config, info)
+		c.failed = c.make(path, with, info)
 	})
 	return nil
 }
 
 // make makes the copy of a file, with nothing in it. It waits for the disk several times.
-func (c *compaction) make(path string, config config, info fs.FileInfo) error {
-	if err := config.syncDir(filepath.Dir(path)); err != nil {
+func (c *compaction) make(path string, with config, info fs.FileInfo) error {
+	if err := with.syncDir(filepath.Dir(path)); err != nil {
 		return err // then no name is durable
 	}
 	copied, err := buildEmpty(path, func(f *os.File) error { return resemble(f, info) })
 	if err != nil {
 		return err
 	}
-	h, err := openHandle(copied, config)
+	h, err := openHandle(copied, with)
 	if err != nil {
 		return errors.Join(err, os.Remove(copied))
 	}

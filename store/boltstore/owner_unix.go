@@ -14,9 +14,9 @@ func own(f *os.File, like fs.FileInfo) error {
 	if err != nil {
 		return err
 	}
-	is, wanted := info.Sys().(*syscall.Stat_t), like.Sys().(*syscall.Stat_t)
-	if is.Uid == wanted.Uid && is.Gid == wanted.Gid {
+	is, was := info.Sys().(*syscall.Stat_t), like.Sys().(*syscall.Stat_t)
+	if is.Uid == was.Uid && is.Gid == was.Gid {
 		return nil
 	}
-	return f.Chown(int(wanted.Uid), int(wanted.Gid))
+	return f.Chown(int(was.Uid), int(was.Gid))
 }

@@ -83,7 +83,7 @@ func othersMigrate(err error) bool {
 }
 
 // migrate brings a schema up to a version, by files as in Migrations.
-func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, files fs.FS, newest int) error {
+func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, files fs.FS, to int) error {
 	if err := execScript(ctx, tx, schema, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = '10s'`); err != nil {
 		return err
 	}
@@ -92,8 +92,8 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 		return err
 	}
 
-	if at > newest {
-		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, newest)
+	if at > to {
+		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, to)
 	}
 	if at == 0 {
 		var found bool
@@ -118,7 +118,7 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 		partitions = 0
 	}
 
-	for v := at + 1; v <= newest; v++ {
+	for v := at + 1; v <= to; v++ {
 		script, err := scriptOf(files, v, partitions)
 		if err != nil {
 			return err

@@ -68,8 +68,8 @@ func scriptOf(files fs.FS, version, n int) (string, error) {
 // divided objects that it does not know, and would leave those of partitions as they are.
 func divide(script string, n int) (string, error) {
 	var divided strings.Builder
-	for _, whole := range statement.FindAllString(script, -1) {
-		text := ofWhole.ReplaceAllString(ofDivided.ReplaceAllString(whole, "$1"), "")
+	for _, source := range statement.FindAllString(script, -1) {
+		text := ofWhole.ReplaceAllString(ofDivided.ReplaceAllString(source, "$1"), "")
 		bare := strings.TrimSpace(comment.ReplaceAllString(text, ""))
 		made := object.FindStringSubmatch(bare)
 		names := ofPartition.MatchString(bare)
@@ -83,7 +83,7 @@ func divide(script string, n int) (string, error) {
 			}
 		case made != nil && ofPartition.MatchString(`"cardvault".`+made[2]):
 			if made[2] == "children" { // which is also found for all accounts
-				divided.WriteString(ofDivided.ReplaceAllString(whole, ""))
+				divided.WriteString(ofDivided.ReplaceAllString(source, ""))
 			}
 			for part := range n {
 				divided.WriteString(inPartition(text, part))

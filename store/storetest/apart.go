@@ -62,23 +62,23 @@ func (tx accountReads) Get(kind store.Kind, id uuid.UUID) (*store.Record, error)
 }
 
 func (tx accountReads) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
-	return own(limit, func(limit int) ([]*store.Record, error) { return tx.ReadTx.Lookup(kind, hash, limit) },
+	return filter(limit, func(limit int) ([]*store.Record, error) { return tx.ReadTx.Lookup(kind, hash, limit) },
 		func(r *store.Record) bool { return r.Account == tx.id })
 }
 
 func (tx accountReads) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
-	return own(limit, func(limit int) ([]store.Key, error) { return tx.ReadTx.Children(parent, limit) },
+	return filter(limit, func(limit int) ([]store.Key, error) { return tx.ReadTx.Children(parent, limit) },
 		func(k store.Key) bool { _, err := tx.Get(k.Kind, k.ID); return err == nil })
 }
 
-// own returns the first of what find finds that is the account's.
-func own[T any](limit int, find func(limit int) ([]T, error), is func(T) bool) ([]T, error) {
+// filter returns the first results of find that match.
+func filter[T any](limit int, find func(limit int) ([]T, error), matches func(T) bool) ([]T, error) {
 	for most := limit; ; most *= 2 {
-		found, err := find(most)
-		all := len(found) < most || most <= 0
-		found = slices.DeleteFunc(found, func(one T) bool { return !is(one) })
-		if err != nil || all || len(found) >= limit {
-			return found[:min(len(found), max(0, limit))], err
+		results, err := find(most)
+		all := len(results) < most || most <= 0
+		results = slices.DeleteFunc(results, func(one T) bool { return !matches(one) })
+		if err != nil || all || len(results) >= limit {
+			return results[:min(len(results), max(0, limit))], err
 		}
 	}
 }

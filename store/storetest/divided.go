@@ -26,8 +26,8 @@ func divided(t testing.TB, s store.Store) {
 	child := func(n int, of uuid.UUID) *store.Record {
 		return row(n, ofKind(kindB), ofParent(parent), account(of), class(0))
 	}
-	children := []*store.Record{child(4, alice), child(5, bob), child(6, uuid.Nil), child(7, alice)}
-	put(t, s, append(children, hers, his, ours)...)
+	below := []*store.Record{child(4, alice), child(5, bob), child(6, uuid.Nil), child(7, alice)}
+	put(t, s, append(below, hers, his, ours)...)
 
 	yes := false
 	view(t, s, func(tx store.ReadTx) error { _, yes = tx.(store.Divided); return nil })
@@ -43,7 +43,7 @@ func divided(t testing.TB, s store.Store) {
 		{"at once", func(store.ReadTx) {}},
 		{"after a Get without an account", func(tx store.ReadTx) { _, _ = tx.Get(kindA, hers.ID) }},
 	} {
-		found := func(tx store.ReadTx) (wrong []string) {
+		search := func(tx store.ReadTx) (wrong []string) {
 			look.before(tx)
 			wrong = append(wrong, findsOwn(tx, alice, []int{1}, []int{4, 7})...)
 			wrong = append(wrong, findsOwn(tx, bob, []int{2}, []int{5})...)
@@ -55,9 +55,9 @@ func divided(t testing.TB, s store.Store) {
 		}
 
 		var inView, inUpdate []string // of the last run
-		view(t, s, func(tx store.ReadTx) error { inView = found(tx); return nil })
+		view(t, s, func(tx store.ReadTx) error { inView = search(tx); return nil })
 		update(t, s, func(tx store.Tx) error {
-			inUpdate = found(tx)
+			inUpdate = search(tx)
 			for n := range 20 {
 				within(tx, idOf(n+1)).Delete(kindA, hers.ID)
 			}
@@ -68,7 +68,7 @@ func divided(t testing.TB, s store.Store) {
 		for _, wrong := range slices.Concat(inView, inUpdate) {
 			t.Errorf("%s: %s", look.name, wrong)
 		}
-		holds(t, s, append(children, hers, his, ours)...)
+		holds(t, s, append(below, hers, his, ours)...)
 
 		refused(t, s, store.ErrInvalid, func(tx store.Tx) error {
 			look.before(tx)
@@ -94,17 +94,17 @@ func within(tx store.Tx, of uuid.UUID) store.Tx { return tx.(store.Divided).In(o
 
 // findsOwn says in which way a transaction in an account does not find just its own, of the
 // records 1 to 3 with a hash, and of the children.
-func findsOwn(tx store.ReadTx, of uuid.UUID, own, children []int) (wrong []string) {
+func findsOwn(tx store.ReadTx, of uuid.UUID, rows, below []int) (wrong []string) {
 	in := tx.(store.Divided).In(of)
 	for n := 1; n <= 3; n++ {
 		_, err := in.Get(kindA, idOf(n))
-		if slices.Contains(own, n) && err != nil || !slices.Contains(own, n) && !errors.Is(err, store.ErrNotFound) {
+		if slices.Contains(rows, n) && err != nil || !slices.Contains(rows, n) && !errors.Is(err, store.ErrNotFound) {
 			wrong = append(wrong, fmt.Sprintf("Get of record %d in account %v = %v", n, of, err))
 		}
 	}
 	for limit := 1; limit <= 4; limit++ {
 		rs, err := in.Lookup(kindA, []byte("h"), limit)
-		if want := own[:min(limit, len(own))]; err != nil || !slices.Equal(numbersOf(rs), want) {
+		if want := rows[:min(limit, len(rows))]; err != nil || !slices.Equal(numbersOf(rs), want) {
 			wrong = append(wrong, fmt.Sprintf("Lookup of %d in account %v = records %v, %v, want %v", limit, of, numbersOf(rs), err, want))
 		}
 
@@ -113,7 +113,7 @@ func findsOwn(tx store.ReadTx, of uuid.UUID, own, children []int) (wrong []strin
 		for _, k := range keys {
 			got = append(got, numbersOf([]*store.Record{{ID: k.ID}})...)
 		}
-		if want := children[:min(limit, len(children))]; err != nil || !slices.Equal(got, want) {
+		if want := below[:min(limit, len(below))]; err != nil || !slices.Equal(got, want) {
 			wrong = append(wrong, fmt.Sprintf("Children, %d of them, in account %v = records %v, %v, want %v", limit, of, got, err, want))
 		}
 	}
