@@ -250,7 +250,17 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		until = now().Add(v.opts.PaymentDataRetention)
 	}
 	if err == nil {
-		err = paymentsOf(v.rows, h.token.edition).store(ctx, h.card.ID, row, p, until, a.quotas.PaymentData, c)
+		e := &paymentdata.Entry{
+			Token: h.card, Row: row, ID: p.ID, Plain: tlv.Encode(p.fields), Success: p.Success, JWE: p.Encrypted,
+			Until: until, Most: a.quotas.PaymentData, Call: c,
+		}
+		err = paymentsOf(v.rows, h.token.edition).Store(ctx, opPaymentData, e, func(ctx context.Context, r *store.Record) (uint64, error) {
+			t, err := v.openToken(ctx, r)
+			if err != nil {
+				return 0, err
+			}
+			return t.edition, nil
+		})
 	}
 	if errors.Is(err, store.ErrConflict) { // no reason to ask the network again
 		err = fmt.Errorf("%w: %v", ErrUnavailable, err)
@@ -487,31 +497,6 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 	err := s.ReadFields(ctx, rec, p.fields)
 	p.Success = len(p.Failures) == 0
 	return p, err
-}
-
-// store writes p, unless the token was deleted meanwhile. The encrypted data is kept until a
-// time. If the token has as many as most, older ones make room.
-func (s payments) store(ctx context.Context, token, row uuid.UUID, p *PaymentData, until time.Time, most int, c *replay.Call) error {
-	records, err := s.Seal(token, row, tlv.Encode(p.fields), p.Success, p.Encrypted, until)
-	if err != nil {
-		return err
-	}
-	if err := c.Seal(row[:], token); err != nil {
-		return err
-	}
-
-	return s.Write(ctx, opPaymentData, p.ID, func(tx store.Tx) error {
-		if _, err := s.Find(tx, kindToken, token); err != nil {
-			return err
-		}
-		if err := s.Trim(tx, token, most); err != nil {
-			return err
-		}
-		for _, r := range records {
-			tx.Put(r)
-		}
-		return c.Put(tx)
-	})
 }
 
 // repeated returns the payment data of an idempotent answer.

@@ -160,7 +160,7 @@ func (s *visit) advance(ctx context.Context) error {
 		}
 	}
 
-	if errors.Is(err, ErrIdentificationPending) || errors.Is(err, ErrIdentificationFailed) {
+	if errors.Is(err, ErrIdentificationPending) || s.failed != "" {
 		return nil
 	}
 	return err
@@ -183,19 +183,21 @@ func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 			auth.At = auth.At.UTC().Truncate(time.Microsecond)
 			t.Identification, t.Authentication = idv.Checked, &auth
 		}
+		secret := s.record.Secret
 		s.idv, s.record.Secret = nil, nil
 		t, err := s.tokenize(ctx, c, t, begun.since.Add(s.vault.opts.SecurityCodeTTL))
-		s.dropCode(ctx, begun, err)
-		return t, err
+		switch {
+		case errors.Is(err, ErrCardDataStale), errors.Is(err, ErrTokenInvalidated): // since the card was entered
+			return nil, s.fail(ctx, begun, RefusedAccountNumber, err)
+		case !errors.Is(err, ErrCardReplaced):
+			s.dropCode(ctx, begun, err)
+			return t, err
+		}
+		s.idv, s.record.Secret = begun, secret // it replaces the present card the next time
 
 	case failure == nil && got.State == idv.Failed,
 		failure != nil && begun.reference == "" && now().Sub(begun.since) >= identificationPatience:
-		s.failed, s.idv, s.record.Secret = RefusedIdentification, nil, nil
-		err := s.put(ctx, opIdentify)
-		if s.dropCode(ctx, begun, err); err != nil {
-			return nil, err
-		}
-		return nil, ErrIdentificationFailed
+		return nil, s.fail(ctx, begun, RefusedIdentification, ErrIdentificationFailed)
 	case failure == nil:
 		begun.reference, begun.challenge = got.Reference, got.ChallengeURL
 	}
@@ -205,6 +207,16 @@ func (s *visit) identify(ctx context.Context, c Card) (*Token, error) {
 		return nil, err
 	}
 	return nil, ErrIdentificationPending
+}
+
+// fail ends a session for good because of why, and returns that once it is stored.
+func (s *visit) fail(ctx context.Context, begun *identification, reason Refusal, why error) error {
+	s.failed, s.idv, s.record.Secret = reason, nil, nil
+	err := s.put(ctx, opIdentify)
+	if s.dropCode(ctx, begun, err); err != nil {
+		return err
+	}
+	return why
 }
 
 // dropCode erases the security code of a session that has ended, or may have.

@@ -712,24 +712,29 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 		}
 
 		shown := h.token.encode(nil)
-		changed := !bytes.Equal(shown, h.shown) || h.card.Class != class(h.token.Scheme, h.token.NetworkTokenStatus, h.token.AccountNumberStale)
+		changed := !bytes.Equal(shown, h.shown)
+		sealed := changed || h.card.Class != class(h.token.Scheme, h.token.NetworkTokenStatus, h.token.AccountNumberStale)
 		clear(shown)
 		clear(h.shown)
 		var event *outbox.Parcel
-		if changed {
+		switch {
+		case changed:
 			why := cmp.Or(h.why, reasonOf(&h.was, h.token))
 			if event, err = v.newEvent(ctx, h.card, h.token, receive.TokenUpdated, why); err != nil {
 				return nil, err
 			}
 			h.card.Version++
-			if err := v.sealToken(h.card, h.token); err != nil {
-				return nil, err
-			}
+			err = v.sealToken(h.card, h.token)
+		case sealed: // its class was written before there was one for stale numbers
+			err = sealAgain(v, h.card, h.token)
+		}
+		if err != nil {
+			return nil, err
 		}
 
 		moved := !bytes.Equal(h.net.encode(nil), h.stored) || !h.due.Equal(h.wasDue)
 
-		if !changed && !moved && also == nil && h.call == nil {
+		if !sealed && !moved && also == nil && h.call == nil {
 			return h.token, nil
 		}
 		if moved {
@@ -744,12 +749,12 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 		}
 
 		err = v.rows.Write(ctx, op, h.token.ID, func(tx store.Tx) error {
-			if !changed && !moved {
+			if !sealed && !moved {
 				if _, err := v.rows.Find(tx, kindToken, row); err != nil {
 					return err
 				}
 			}
-			return h.put(tx, changed, moved, event, also)
+			return h.put(tx, sealed, moved, event, also)
 		})
 		if errors.Is(err, store.ErrConflict) {
 			continue // another write was faster, so there is progress
@@ -766,10 +771,10 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 	}
 }
 
-// put writes the token if it is changed, its network token if that has moved, and what
-// belongs to them.
-func (h *holding) put(tx store.Tx, changed, moved bool, event *outbox.Parcel, also func(store.Tx) error) error {
-	if changed {
+// put writes the token if it was sealed, its network token if that has moved, and what belongs
+// to them.
+func (h *holding) put(tx store.Tx, sealed, moved bool, event *outbox.Parcel, also func(store.Tx) error) error {
+	if sealed {
 		tx.Put(h.card)
 	}
 	if moved {

@@ -605,6 +605,9 @@ func (h *holding) renew(c *network.CardState, replaced bool) bool {
 		return false
 	}
 
+	if replaced && !t.AccountNumberStale {
+		t.former, t.staleExpiry = t.LastFour, t.Expiry
+	}
 	if c.LastFour != "" {
 		n.card.LastFour = c.LastFour
 	}
@@ -613,9 +616,6 @@ func (h *holding) renew(c *network.CardState, replaced bool) bool {
 	}
 
 	if replaced {
-		if !t.AccountNumberStale {
-			t.former = t.LastFour
-		}
 		t.AccountNumberStale = true
 		if c.LastFour != "" {
 			m, iin := t.MaskedAccountNumber, t.IIN

@@ -90,6 +90,7 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 	bin := plausible.BIN(ctx, v.opts.BIN, p.card.PAN, v.log)
 
 	var freed *store.Record // the release of the network token of before
+	var number uint64       // of the first security code of the new card
 	t, err := v.change(ctx, op, row, func(h *holding) (func(store.Tx) error, error) {
 		if err := p.suits(h.token); err != nil {
 			return nil, err
@@ -106,7 +107,8 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 			return nil, err
 		}
 
-		freed, h.why, h.call = rec, p.why, p.call
+		freed, number = rec, h.token.codes
+		h.why, h.call = p.why, p.call
 		return func(tx store.Tx) error {
 			for _, k := range shown {
 				tx.Delete(k.Kind, k.ID)
@@ -119,14 +121,19 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 			return drop(tx)
 		}, nil
 	})
+	// Erased even if the outcome is unknown, but no code of a later replacement.
+	if errors.Is(err, ErrOutcomeUnknown) || err == nil && p.card.SecurityCode.IsZero() {
+		v.codes.DropBefore(ctx, v.rows, id, number)
+	}
 	if err != nil {
 		return nil, err
 	}
 
 	v.jobs.Due(freed)
 	if p.card.SecurityCode.IsZero() {
-		v.codes.Drop(ctx, id)
-	} else if err := keepCode(ctx, v, t, p.card.SecurityCode, p.until); err != nil {
+		return t, nil
+	}
+	if err := keepCode(ctx, v, t, p.card.SecurityCode, p.until); err != nil {
 		v.log.Warn("security code of another card is not kept", "token", id, "error", err)
 	}
 	return t, nil
@@ -150,8 +157,13 @@ func (p *replacement) suits(t *Token) error {
 // exchange makes the card of p the card of h, whose network token is asked for anew.
 func (p *replacement) exchange(ctx context.Context, v *Vault, h *holding, bin *network.BIN) error {
 	t := h.token
-	if !t.AccountNumberStale || t.former == "" { // else it is the last four digits of the stored number
+	switch {
+	case !t.AccountNumberStale:
 		t.former = t.LastFour
+	case t.former == "": // stale since before that was noted
+		if err := h.noteFormer(ctx, v); err != nil {
+			return err
+		}
 	}
 	if !p.card.Name.IsZero() {
 		t.CardholderName = card.NewName(hiding.Of(p.card.Name))
@@ -161,7 +173,7 @@ func (p *replacement) exchange(ctx context.Context, v *Vault, h *holding, bin *n
 
 	t.Status, t.InvalidatedAt, t.AccountNumberStale = StatusActive, time.Time{}, false
 	t.Identification, t.Authentication, t.session = p.entered.Identification, p.entered.Authentication, p.entered.session
-	t.SupportsDeviceBinding, t.artID, t.CardArtURL, t.PaymentAccountReference = false, uuid.Nil, "", ""
+	t.PaymentAccountReference, t.staleExpiry = "", card.Expiry{}
 	t.codes++ // the former code is one of the past
 
 	t.edition = rand.Uint64N(math.MaxUint64) + 1
@@ -169,6 +181,19 @@ func (p *replacement) exchange(ctx context.Context, v *Vault, h *holding, bin *n
 		return err
 	}
 	return p.askAnew(ctx, v, h)
+}
+
+// noteFormer notes the last four digits of the stored number, if it can be read.
+func (h *holding) noteFormer(ctx context.Context, v *Vault) error {
+	number, err := v.openPAN(ctx, h.card, h.token)
+	defer number.Wipe()
+	if errors.Is(err, ErrDamaged) {
+		return nil
+	}
+	if digits := hiding.Of(number); err == nil {
+		h.token.former = string(digits[len(digits)-4:])
+	}
+	return err
 }
 
 // askAnew makes h pending without a network token, or not available if the configuration
@@ -181,11 +206,7 @@ func (p *replacement) askAnew(ctx context.Context, v *Vault, h *holding) error {
 	}
 
 	h.token.NetworkTokenStatus, h.token.NetworkTokenStatusReason = network.NotAvailable, reason
-	h.net, h.due = &networkToken{attempt: h.net.attempt}, time.Time{}
-	if h.record != nil {
-		h.net.attempt++
-		h.record.Secret = nil // the contact of before
-	}
+	h.leave()
 	if reason != nil {
 		return nil
 	}
@@ -199,6 +220,18 @@ func (p *replacement) askAnew(ctx context.Context, v *Vault, h *holding) error {
 		h.record = newNetworkRecord(h.card)
 	}
 	return sealContact(v.rows, h.record, p.card.Contact)
+}
+
+// leave parts h from its network token, which was released. An answer that is under way has an
+// earlier attempt then.
+func (h *holding) leave() {
+	t := h.token
+	t.SupportsDeviceBinding, t.artID, t.CardArtURL = false, uuid.Nil, ""
+	h.net, h.due = &networkToken{attempt: h.net.attempt}, time.Time{}
+	if h.record != nil {
+		h.net.attempt++
+		h.record.Secret = nil // the contact
+	}
 }
 
 // shownMost bounds the answers, and the encrypted payment data, that are erased with the
@@ -267,7 +300,7 @@ func (s *visit) replaceCard(ctx context.Context, c Card, entered *Token, until t
 		}
 		return ledger.PutNext(tx, append(also, &next)...)
 	}
-	t, err := s.vault.replace(ctx, opTokenize, id, p)
+	t, err := s.vault.replace(ctx, opReplace, id, p)
 	if err == nil {
 		*s.session = ended
 	}

@@ -58,7 +58,7 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID, opts *CallOptions) (_
 	defer v.doing("consume security code", &err)
 	call := replay.Request{Operation: opConsume, Object: id, Key: opts.key()}
 	return once(ctx, v, call, replayed, func(c *replay.Call) (*Outcome, error) {
-		err := v.consume(ctx, id, c)
+		err := v.consume(ctx, id, c, nil)
 		if errors.Is(err, replay.ErrRepeated) { // not an outcome
 			return nil, err
 		}
@@ -70,10 +70,12 @@ func (v *Vault) Consume(ctx context.Context, id uuid.UUID, opts *CallOptions) (_
 	})
 }
 
-func (v *Vault) consume(ctx context.Context, id uuid.UUID, c *replay.Call) error {
-	row, last, err := v.endCode(ctx, id, c)
-	if err == nil && last {
-		err = v.codes.Erase(ctx, id)
+// consume ends the present security code, or no other than the one with a number, if only is
+// not nil.
+func (v *Vault) consume(ctx context.Context, id uuid.UUID, c *replay.Call, only *uint64) error {
+	row, next, err := v.endCode(ctx, id, c, only)
+	if err == nil {
+		err = v.codes.Erase(ctx, v.rows, id, next)
 	}
 	if err != nil || c == nil {
 		return err
@@ -92,31 +94,28 @@ func (v *Vault) consume(ctx context.Context, id uuid.UUID, c *replay.Call) error
 
 // endCode invalidates the present security code of a token, and stores the claim of the
 // call with that: a call that takes over after a crash ends no later code. It returns the
-// row key of the token, and whether there is no later code: only then may the code in the
-// cache be erased.
-func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row uuid.UUID, last bool, err error) {
+// row key of the token, and the number of the next code: the cache may have that already.
+func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call, only *uint64) (row uuid.UUID, next uint64, err error) {
 	for {
 		rec, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
-			return uuid.Nil, false, err
+			return uuid.Nil, 0, err
 		}
 		t, err := v.openToken(ctx, rec)
 		if err != nil {
-			return uuid.Nil, false, err
+			return uuid.Nil, 0, err
 		}
 
 		if former := c.Row(); former != uuid.Nil { // it is ended: see replay.Call.Claim
-			number := binary.BigEndian.Uint64(former[8:])
-			return rec.ID, t.codes == number, c.Claim(ctx, former)
+			return rec.ID, binary.BigEndian.Uint64(former[8:]), c.Claim(ctx, former)
+		}
+		if only != nil && t.codes != *only {
+			return rec.ID, *only + 1, nil // it has ended meanwhile
 		}
 
 		t.codes++
-		if t.toldVersion == rec.Version {
-			t.toldVersion++ // no field that deliveries show has changed
-		}
-		rec.Version++
-		if err := v.sealToken(rec, t); err != nil {
-			return uuid.Nil, false, err
+		if err := sealAgain(v, rec, t); err != nil {
+			return uuid.Nil, 0, err
 		}
 
 		var which uuid.UUID
@@ -136,25 +135,27 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call) (row 
 		if errors.Is(err, store.ErrConflict) {
 			continue // another call was faster, so there is progress
 		}
-		return rec.ID, true, err
+		return rec.ID, t.codes, err
 	}
 }
 
 // RefreshSession returns the id of a new session in which the shopper enters the security
 // code of a token's card again: see [Vault.RefreshSecurityCode]. Until then the vault keeps
-// its present code. The id is a credential as in CreateSession, and the session ends with
-// the token. opts may be nil.
+// its present code. The id is a credential as in CreateSession. The session ends with the
+// token, and when the card is replaced: the code of one card never becomes another's. opts may
+// be nil.
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *CreatedSession, err error) {
 	defer v.doing("refresh session", &err)
 	call := replay.Request{Operation: opRefreshSession, Object: id, Key: opts.key()}
 	return once(ctx, v, call, repeatedSession, func(c *replay.Call) (*CreatedSession, error) {
-		rec, err := v.rows.Get(ctx, kindToken, id)
+		row := v.rows.Unmask(kindToken, id)
+		t, err := tokenAt(ctx, v, row)
 		if err != nil {
 			return nil, err
 		}
-		return v.newSession(ctx, opRefreshSession, &session{refresh: rec.ID}, c)
+		return v.newSession(ctx, opRefreshSession, &session{refresh: row, edition: t.edition}, c)
 	})
 }
 
@@ -163,8 +164,8 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOpti
 // session: of several concurrent calls one does.
 //
 // Errors: FieldErrors; ErrNotFound for a session that is unknown, ended, or of another
-// account or a deleted token; ErrSessionCompleted; ErrSessionKind; ErrUnavailable if the
-// cache refuses the code or the store cannot be read then: the session is completed all the
+// account, a deleted token or a card that was replaced; ErrSessionCompleted; ErrSessionKind;
+// ErrUnavailable if the cache refuses the code or the store cannot be read then: the session is completed all the
 // same, and no code is left.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code card.SecurityCode) (_ *Token, err error) {
 	defer v.doing("refresh security code", &err)
@@ -196,6 +197,10 @@ func (s *visit) refreshCode(ctx context.Context, code card.SecurityCode, also ..
 	t, err := s.vault.openToken(ctx, rec)
 	if err != nil {
 		return nil, err
+	}
+
+	if t.edition != s.edition { // its card was replaced since the session was read
+		return nil, ErrNotFound
 	}
 
 	t.codes++ // the former code is one of the past, before its cache has the new one
@@ -249,20 +254,14 @@ func keepCode(ctx context.Context, v *Vault, t *Token, code card.SecurityCode, u
 	}
 
 	err := v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Wait)
+	var is *Token
 	if err != nil {
 		err = fmt.Errorf("%w: security code could not be kept", ErrUnavailable)
 	} else {
-		var is *Token
-		if is, err = v.Get(ctx, t.ID); err == nil && is.codes != t.codes {
-			// Of another refresh the code may be there by now, in place of this one.
-			kept := v.codes.Find(ctx, v.rows, t.ID)
-			if kept.Wipe(); kept.Number == t.codes {
-				v.codes.Drop(ctx, t.ID)
-			}
-		}
+		is, err = v.Get(ctx, t.ID)
 	}
-	if err != nil {
-		v.codes.Drop(ctx, t.ID)
+	if err != nil || is.codes != t.codes {
+		v.codes.DropBefore(ctx, v.rows, t.ID, t.codes+1) // a later code may be there by now
 	}
 	return err
 }

@@ -173,13 +173,29 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 	}
 
 	s, err := decodeSession(plain)
-	err = v.rows.Named(r, err)
-	if err == nil && s.of() != uuid.Nil {
-		// It is in the list of the account, so that it counts there, and no child of the
-		// token that it ends with.
-		_, err = v.In(r.Account).rows.GetRow(ctx, kindToken, s.of())
+	if err != nil {
+		return nil, v.rows.Named(r, err)
 	}
-	return &visit{v.In(r.Account), id, r, s}, err
+	read := &visit{v.In(r.Account), id, r, s}
+	return read, read.lives(ctx)
+}
+
+// lives returns ErrNotFound for a session that has ended with its token or, if it is for the
+// security code of a card, with that card. It is in the list of the account, so that it counts
+// there, and no child of the token.
+func (s *visit) lives(ctx context.Context) error {
+	switch of := s.of(); {
+	case of == uuid.Nil:
+		return nil
+	case s.refresh == uuid.Nil || s.finished():
+		_, err := s.vault.rows.GetRow(ctx, kindToken, of)
+		return err
+	}
+	t, err := tokenAt(ctx, s.vault, s.refresh)
+	if err == nil && t.edition != s.edition {
+		err = ErrNotFound
+	}
+	return err
 }
 
 // openSession is readSession for one of this account that is not finished.
@@ -403,6 +419,8 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 			_, err = s.enter(ctx, c, used...)
 		}
 		switch {
+		case s.failed != "": // the card was refused after the identification of its holder
+			return s.describe(ctx)
 		case errors.Is(err, errScheme):
 			reason = RefusedScheme
 		case errors.Is(err, ErrCardDataStale), errors.Is(err, ErrTokenInvalidated): // the card that is replaced
@@ -446,7 +464,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 // for a session that is unknown, ended, or of another account; ErrSessionCompleted;
 // ErrSessionKind; ErrIdentificationPending; ErrTooManyNumbers and, of a session of
 // ReplaceSession, those of Replace, which leave the session open; ErrIdentificationFailed,
-// which ends it.
+// which ends it, as do errors of Replace after the identification.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
 	defer v.doing("tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
@@ -525,6 +543,7 @@ type session struct {
 	bypass  bool
 	ttl     time.Duration // of the token; 0: for ever
 	refresh uuid.UUID     // row key of the token whose security code is entered anew, if it is for that
+	edition uint64        // of the card number of that token
 	replace uuid.UUID     // row key of the token whose card is replaced, if it is for that
 	token   uuid.UUID     // row key of the token that was made, refreshed, or has another card
 	refused uint64        // cards
@@ -590,6 +609,7 @@ const (
 	sessionBusinessKey
 	sessionProvider
 	sessionReplace
+	sessionEdition
 )
 
 func (s *session) fields(f *tlv.Fields) {
@@ -597,6 +617,7 @@ func (s *session) fields(f *tlv.Fields) {
 	tlv.Uint(f, sessionTTL, &s.ttl)
 	tlv.ID(f, sessionToken, &s.token)
 	tlv.ID(f, sessionRefresh, &s.refresh)
+	tlv.Uint(f, sessionEdition, &s.edition)
 	tlv.ID(f, sessionReplace, &s.replace)
 	tlv.Uint(f, sessionRefused, &s.refused)
 	tlv.Text(f, sessionFailed, &s.failed)

@@ -114,6 +114,10 @@ type Token struct {
 	// other number is taken for it, such as a former one of a restored row. 0: the first.
 	edition uint64
 	former  string // last four digits of the number before; of a stale one, its own
+
+	// staleExpiry is of a stale number, whose token shows the new expiry. Zero if that came
+	// before there was this field.
+	staleExpiry card.Expiry
 }
 
 // A Fingerprint is a keyed hash of a card number, under a key of the account. Zero means
@@ -580,13 +584,15 @@ func (u *TokenUpdate) Check() error {
 // Update changes the stored facts about a card, and returns the token. A changed expiry is
 // shown and sent from then on; it starts nothing by itself.
 //
-// Errors: FieldErrors, and ErrNotFound.
+// Errors: FieldErrors; ErrNotFound; for an expiry, ErrCardReplaced if the card is replaced at the
+// same time: the expiry is the former card's then.
 func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Token, err error) {
 	defer v.doing("update token", &err)
 	if err := u.Check(); err != nil {
 		return nil, err
 	}
 
+	var of *uint64 // edition of the card as it was first read
 	return ledger.Retry(ctx, func() (*Token, error) {
 		r, err := v.rows.Get(ctx, kindToken, id)
 		if err != nil {
@@ -596,6 +602,9 @@ func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Tok
 		t, err := v.openToken(ctx, r)
 		if err != nil {
 			return nil, err
+		}
+		if of = cmp.Or(of, &t.edition); *of != t.edition && u.Expiry != nil {
+			return nil, ErrCardReplaced
 		}
 		if err := u.apply(t); err != nil {
 			return nil, err
@@ -857,6 +866,16 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	return err
 }
 
+// sealAgain seals the next version of a token that has no event: no field that deliveries show
+// has changed.
+func sealAgain(v *Vault, r *store.Record, t *Token) error {
+	if t.toldVersion == r.Version {
+		t.toldVersion++
+	}
+	r.Version++
+	return v.sealToken(r, t)
+}
+
 // wipe clears a buffer of plaintexts and puts it back.
 func wipe(b *[]byte) {
 	clear(*b)
@@ -956,6 +975,8 @@ const (
 	tokenUpdatedAt
 	tokenEdition
 	tokenFormer
+	tokenStaleMonth
+	tokenStaleYear
 )
 
 // fields has what the shown part holds, besides the first and last digits of the number when
@@ -1010,6 +1031,8 @@ func (t *Token) fields(f *tlv.Fields) {
 
 	tlv.Uint(f, tokenEdition, &t.edition)
 	tlv.Text(f, tokenFormer, &t.former)
+	tlv.Uint(f, tokenStaleMonth, &t.staleExpiry.Month)
+	tlv.Uint(f, tokenStaleYear, &t.staleExpiry.Year)
 	if f.Has(tokenUpdatedAt, !t.UpdatedAt.Equal(t.CreatedAt)) {
 		f.Time(tokenUpdatedAt, &t.UpdatedAt)
 	}

@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/cardvault/cardvault/card"
@@ -37,10 +38,17 @@ type renewalSource struct{ outboxSource }
 // Card returns the card of a token, or nil for a token that is invalid or expires.
 func (s renewalSource) Card(ctx context.Context, r *store.Record) (*renewal.Card, error) {
 	t, err := s.in(r.Account).openToken(ctx, r)
-	if err != nil || t.Status != StatusActive || !t.ExpiresAt.IsZero() || checkExpiry(t.Expiry) != nil {
+	if err != nil || t.Status != StatusActive || !t.ExpiresAt.IsZero() {
 		return nil, err
 	}
-	return &renewal.Card{Edition: t.edition, Scheme: t.Scheme, Expiry: t.Expiry}, nil
+	c := &renewal.Card{Edition: t.edition, Scheme: t.Scheme, Expiry: t.Expiry}
+	if t.AccountNumberStale {
+		c.Expiry = cmp.Or(t.staleExpiry, t.Expiry) // of the stored number
+	}
+	if checkExpiry(c.Expiry) != nil {
+		return nil, nil
+	}
+	return c, nil
 }
 
 // Number returns the number of a card.
@@ -73,21 +81,35 @@ func (s renewalSource) Apply(ctx context.Context, account, row uuid.UUID, c rene
 		}
 	}
 
-	_, err = v.changeHeld(ctx, opRenew, row, h, func(h *holding) (func(store.Tx) error, error) {
-		t, at := h.token, now()
-		switch {
-		case t.edition != c.Edition:
-			return nil, ErrCardReplaced
-		case o.Kind == updater.Closed:
-			p := h.progress()
-			p.invalidate(at, "")
-			v.proceed(h, p, at)
-		case t.Status != StatusActive || t.AccountNumberStale || t.Expiry != c.Expiry:
+	var freed *store.Record // the release of the network token
+	_, err = v.changeHeld(ctx, opRenew, row, h, func(h *holding) (also func(store.Tx) error, err error) {
+		freed = nil
+		switch t := h.token; {
+		case t.edition != c.Edition, t.Status != StatusActive, t.AccountNumberStale, t.Expiry != c.Expiry:
 			return nil, ErrCardReplaced // the submission is older than that
+		case o.Kind == updater.Closed:
+			freed, also, err = closeCard(ctx, v, h)
 		default:
 			t.Expiry = o.Expiry
 		}
-		return nil, nil
+		return also, err
 	})
+	if err == nil {
+		v.jobs.Due(freed)
+	}
 	return err
+}
+
+// closeCard makes the token of h invalid, and returns the release of its network token: the
+// network does not know that the account was closed.
+func closeCard(ctx context.Context, v *Vault, h *holding) (*store.Record, func(store.Tx) error, error) {
+	freed, drop, err := v.dropNetworkToken(ctx, h.token.ID, h.card.ID, h.net, h.due)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, at := h.progress(), now()
+	p.invalidate(at, "")
+	v.proceed(h, p, at)
+	h.leave()
+	return freed, drop, nil
 }

@@ -121,12 +121,12 @@ func (u *usage) open(ctx context.Context, number, code bool) (*UsedCard, error) 
 	return c, err
 }
 
-// consume erases the code that the token had when it was used, and no later one.
-func (u *usage) consume(ctx context.Context, then *Token) error {
-	t, err := u.vault.Get(ctx, u.id)
-	if err == nil && t.codes == then.codes {
-		_, err = u.vault.Consume(ctx, u.id, nil)
-	}
+// consume ends the code that the token had when it was used, and no later one.
+func (u *usage) consume(ctx context.Context, then *Token) (err error) {
+	v := u.vault
+	defer v.doing("consume security code", &err)
+	err = v.consume(ctx, u.id, nil, &then.codes)
+	v.rows.Wrote(ctx, opConsume, u.id, err)
 	return err
 }
 

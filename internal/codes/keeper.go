@@ -160,8 +160,12 @@ func (k *Keeper) Find(ctx context.Context, rows ledger.Account, id uuid.UUID) Co
 	return NewCode(bytes.Clone(digits), c.Number, c.Until)
 }
 
-// Erase erases the code under an id. If that fails the error is ledger.ErrUnavailable.
-func (k *Keeper) Erase(ctx context.Context, id uuid.UUID) error {
+// Erase erases the code under an id of the account, unless its number is next or a later one. If
+// that fails the error is ledger.ErrUnavailable.
+func (k *Keeper) Erase(ctx context.Context, rows ledger.Account, id uuid.UUID, next uint64) error {
+	if k.has(ctx, rows, id, next) {
+		return nil
+	}
 	err := k.call(ctx, Wait, func(ctx context.Context) error { return k.cache.Delete(ctx, id) })
 	switch {
 	case err == nil:
@@ -173,6 +177,20 @@ func (k *Keeper) Erase(ctx context.Context, id uuid.UUID) error {
 	}
 	k.failed("erased", err)
 	return fmt.Errorf("%w: security code could not be erased", ledger.ErrUnavailable)
+}
+
+// has reports whether the cache has a code with a number, or a later one.
+func (k *Keeper) has(ctx context.Context, rows ledger.Account, id uuid.UUID, number uint64) bool {
+	c := k.Find(ctx, rows, id)
+	c.Wipe()
+	return len(c.Digits()) > 0 && c.Number >= number
+}
+
+// DropBefore is Drop for a code that is one of the past, unless its number is next or a later one.
+func (k *Keeper) DropBefore(ctx context.Context, rows ledger.Account, id uuid.UUID, next uint64) {
+	if ctx = context.WithoutCancel(ctx); !k.has(ctx, rows, id, next) {
+		k.Drop(ctx, id)
+	}
 }
 
 // Drop erases the code of a token or session that is gone, or was never stored. If that

@@ -45,7 +45,14 @@ func TestKeeper(t *testing.T) {
 				}
 			}
 
-			if err := k.Erase(t.Context(), id); err != nil {
+			if err := k.Erase(t.Context(), rows, id, 3); err != nil {
+				t.Error(err)
+			}
+			k.DropBefore(t.Context(), rows, id, 2)
+			if c := k.Find(t.Context(), rows, id); c.Number != 3 {
+				t.Error("a later code is erased with those before it")
+			}
+			if err := k.Erase(t.Context(), rows, id, 4); err != nil {
 				t.Error(err)
 			}
 			if c := k.Find(t.Context(), rows, id); c.Digits() != nil {

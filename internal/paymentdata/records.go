@@ -4,9 +4,11 @@ package paymentdata
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -39,32 +41,91 @@ type Records struct {
 	Edition uint64
 }
 
-// Seal returns the records of payment data of a token: plain, and a JWE that is kept until a
-// time, if there is one. The zero time keeps no JWE.
-func (s Records) Seal(token, row uuid.UUID, plain []byte, success bool, jwe string, until time.Time) ([]*store.Record, error) {
-	data := s.NewRecord(s.Data, row)
-	data.Parent, data.Class = token, failed
-	if success {
+// An Entry is payment data to store.
+type Entry struct {
+	Token   *store.Record // as it was read
+	Row, ID uuid.UUID     // of the payment data
+	Plain   []byte
+	Success bool
+	JWE     string       // may be ""
+	Until   time.Time    // end of the time for which the JWE is kept; zero: it is not
+	Most    int          // quota of the token
+	Call    *replay.Call // whose answer it is; may be nil
+}
+
+// errMoved is returned in a transaction that finds another version of the token.
+var errMoved = fmt.Errorf("%w: token", ledger.ErrAgain)
+
+// Store writes an entry, unless its token was deleted meanwhile. The JWE is left out if the
+// token has another card by then, as edition says. If the token has as many as Most, older ones
+// make room.
+func (s Records) Store(ctx context.Context, op ledger.Operation, e *Entry, edition func(context.Context, *store.Record) (uint64, error)) error {
+	token, until := e.Token, e.Until
+	if err := e.Call.Seal(e.Row[:], token.ID); err != nil {
+		return err
+	}
+
+	for {
+		records, err := s.seal(e, until)
+		if err != nil {
+			return err
+		}
+		err = s.Write(ctx, op, e.ID, func(tx store.Tx) error {
+			switch is, err := s.Find(tx, token.Kind, token.ID); {
+			case err != nil:
+				return err
+			case is.Version != token.Version:
+				return errMoved
+			}
+			if err := s.trim(tx, token.ID, e.Most); err != nil {
+				return err
+			}
+			for _, r := range records {
+				tx.Put(r)
+			}
+			return e.Call.Put(tx)
+		})
+		if !errors.Is(err, errMoved) {
+			return err
+		}
+
+		if token, err = s.GetRow(ctx, token.Kind, token.ID); err != nil {
+			return err
+		}
+		switch is, err := edition(ctx, token); {
+		case err != nil:
+			return err
+		case is != s.Edition:
+			until = time.Time{}
+		}
+	}
+}
+
+// seal returns the records of an entry, whose JWE is kept until a time.
+func (s Records) seal(e *Entry, until time.Time) ([]*store.Record, error) {
+	data := s.NewRecord(s.Data, e.Row)
+	data.Parent, data.Class = e.Token.ID, failed
+	if e.Success {
 		data.Class = succeeded
 	}
-	if err := s.SealShown(data, plain); err != nil {
+	if err := s.SealShown(data, e.Plain); err != nil {
 		return nil, err
 	}
-	if jwe == "" || until.IsZero() {
+	if e.JWE == "" || until.IsZero() {
 		return []*store.Record{data}, nil
 	}
 
-	kept := &store.Record{Kind: s.JWEs, ID: row, Account: s.ID, Parent: token, Due: until, Version: 1}
-	plain = tlv.AppendUint(tlv.Append(nil, tagJWE, jwe), tagEdition, s.Edition)
+	kept := &store.Record{Kind: s.JWEs, ID: e.Row, Account: s.ID, Parent: e.Token.ID, Due: until, Version: 1}
+	plain := tlv.AppendUint(tlv.Append(nil, tagJWE, e.JWE), tagEdition, s.Edition)
 	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(plain, 64, 0))
 }
 
-// Trim makes room for payment data of a token that has as many as most. It erases the
+// trim makes room for payment data of a token that has as many as most. It erases the
 // oldest failures first, then the oldest without a stored JWE. Payment data with a JWE
 // stays, so there may be more than most until it has lapsed: the quota never prevents a
 // payment. JWEs lapse in the order in which they were made, so the oldest show whether any
 // is without.
-func (s Records) Trim(tx store.Tx, token uuid.UUID, most int) error {
+func (s Records) trim(tx store.Tx, token uuid.UUID, most int) error {
 	q := &store.Query{Kind: s.Data, Account: s.ID, Parent: token, Count: true}
 	all, err := tx.List(q)
 	if err != nil || all.Total < int64(most) {

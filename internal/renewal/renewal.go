@@ -287,6 +287,8 @@ func (n *Renewals) choose(ctx context.Context, rows ledger.Account, tokens []*st
 			switch r, err := tx.Get(n.Kinds.OptOut, token.ID); {
 			case err == nil:
 				optOuts[token.ID] = r
+			case ledger.Unreadable(err):
+				optOuts[token.ID] = &store.Record{Kind: n.Kinds.OptOut, ID: token.ID, Account: rows.ID} // damaged when it is opened
 			case !errors.Is(err, store.ErrNotFound):
 				return err
 			}

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -202,17 +203,30 @@ func (c *Call) storeMistakes(ctx context.Context, key, former *store.Record, n u
 // It looks at no more of the record's children than most. Answers that cannot be read are
 // left out.
 func (c *Calls) AnswersOf(ctx context.Context, rows ledger.Account, parent uuid.UUID, most int) (keys []store.Key, err error) {
+	var children []store.Key
+	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
+		children, err = tx.Children(parent, most)
+		return err
+	})
+	children = slices.DeleteFunc(children, func(k store.Key) bool { return k.Kind != c.config.Answers })
+	for some := range slices.Chunk(children, answersAtOnce) {
+		if err == nil {
+			some, err = beginning(ctx, rows, some, parent)
+			keys = append(keys, some...)
+		}
+	}
+	return keys, err
+}
+
+// answersAtOnce bounds the answers that are in memory at a time: each may be as long as a record.
+const answersAtOnce = 16
+
+// beginning returns the keys of the records that begin with a row key.
+func beginning(ctx context.Context, rows ledger.Account, all []store.Key, with uuid.UUID) (keys []store.Key, err error) {
 	var answers []*store.Record
 	err = rows.View(ctx, func(tx store.ReadTx) error {
 		answers = nil
-		children, err := tx.Children(parent, most)
-		if err != nil {
-			return err
-		}
-		for _, k := range children {
-			if k.Kind != c.config.Answers {
-				continue
-			}
+		for _, k := range all {
 			if r, err := tx.Get(k.Kind, k.ID); err == nil {
 				answers = append(answers, r)
 			} else if !errors.Is(err, store.ErrNotFound) && !ledger.Unreadable(err) {
@@ -228,7 +242,7 @@ func (c *Calls) AnswersOf(ctx context.Context, rows ledger.Account, parent uuid.
 	for _, r := range answers {
 		plain, err := rows.OpenShown(ctx, r)
 		switch {
-		case err == nil && bytes.HasPrefix(plain, parent[:]):
+		case err == nil && bytes.HasPrefix(plain, with[:]):
 			keys = append(keys, store.Key{Kind: r.Kind, ID: r.ID})
 		case err != nil && !errors.Is(err, ledger.ErrDamaged):
 			return nil, err

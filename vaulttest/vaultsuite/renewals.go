@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/updater"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -27,6 +29,8 @@ var renewalBehaviours = []behaviour{
 	{"RenewalSubmissionFails", renewalSubmissionFails},
 	{"RenewalTwoVaults", renewalTwoVaults},
 	{"RenewalRace", renewalRace},
+	{"RenewalStale", renewalStale},
+	{"RenewalOptOutDamaged", renewalOptOutDamaged},
 }
 
 // An inquiry is a card that was submitted.
@@ -295,6 +299,7 @@ func renewalOutcomes(t *testing.T, s store.Store) {
 	if dead.Status != cardvault.StatusInvalid || dead.InvalidatedAt.IsZero() {
 		t.Errorf("the token of a closed account is %v since %v", dead.Status, dead.InvalidatedAt)
 	}
+	eventually(t, v, func() bool { return len(n.left()) == 5 }) // but not of the closed account, and not of the former card
 	for i, what := range []string{"contact cardholder", "opted out", "no match"} {
 		same(t, what, must(v.Get(ctx, tokens[3+i].ID))(t), tokens[3+i])
 	}
@@ -407,6 +412,7 @@ func renewalLate(t *testing.T, s store.Store) {
 
 	must(v.Update(ctx, ids[3], cardvault.TokenUpdate{Expiry: &sooner}))(t)
 	o.tells(t, "a new expiry after another", o.outcome(t, 3, updater.ExpiryChanged, 0, renewedTo))
+	o.tells(t, "closed after another expiry", o.outcome(t, 3, updater.Closed, 0, card.Expiry{}))
 	shows(t, v, "expiry updated meanwhile", ids[3], 3, sooner)
 
 	// The number of before is no new number.
@@ -502,6 +508,110 @@ func renewalTwoVaults(t *testing.T, s store.Store) {
 	}
 	if len(references) != many {
 		t.Errorf("%d cards are submitted, want %d", len(references), many)
+	}
+}
+
+// renewalStale: a card whose number the scheme has replaced is submitted as it was. Its token
+// lives on the next card, which only a new number concerns.
+func renewalStale(t *testing.T, s store.Store) {
+	o, n, sink, ctx := newOffice(), new(bureau), new(vaulttest.Recorder), t.Context()
+	plain := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n})
+	token := importCard(t, plain, testCard(0), nil)
+	drain(t, plain)
+	notice := suspended(1, time.Now(), n.left()[0])
+	notice.Kind, notice.Card = network.NoticeCardReplaced, &network.CardState{LastFour: "9876", Expiry: renewedTo}
+	noError(t, plain.Notify(ctx, notice))
+
+	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n, Updater: o, Events: sink, Purposes: []string{purpose}})
+	drain(t, v)
+	runs(t, v)
+	if all := o.all(); len(all) != 1 || all[0].number != suiteNumber(0) || all[0].Expiry != testCard(0).Expiry {
+		t.Errorf("submitted: %v", all)
+	}
+	stale := must(v.Get(ctx, token.ID))(t)
+	for _, kind := range []updater.Kind{updater.Closed, updater.ExpiryChanged} {
+		o.tells(t, kind.String(), o.outcome(t, 0, kind, 0, card.Expiry{Month: 10, Year: 2095}))
+		same(t, kind.String(), must(v.Get(ctx, token.ID))(t), stale)
+	}
+	o.tells(t, "updated", o.outcome(t, 0, updater.Updated, 100, renewedTo))
+	shows(t, v, "updated", token.ID, 100, renewedTo)
+	eventually(t, v, func() bool { return len(sink.Events()) > 0 && len(n.left()) == 1 })
+	for _, e := range sink.Events() {
+		if e.Reason == receive.ReasonCardUpdatedByIssuer && e.PreviousLastFour != token.LastFour {
+			t.Errorf("the number before ended with %s", e.PreviousLastFour)
+		}
+	}
+}
+
+// A logged text may be written concurrently.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// A blind store cannot read records of a kind.
+type blind struct {
+	store.Store
+	kind store.Kind
+}
+
+func (s *blind) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(&blindTx{tx, s.kind}) })
+}
+
+type blindTx struct {
+	store.ReadTx
+	kind store.Kind
+}
+
+func (tx *blindTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.ReadTx.Get(kind, id)
+	if kind == tx.kind && err == nil {
+		return nil, fmt.Errorf("%w: row cannot be read", store.ErrDamaged)
+	}
+	return r, err
+}
+
+// renewalOptOutDamaged: of a card whose opt-out cannot be read the holder has opted out. It
+// keeps no other card from being submitted.
+func renewalOptOutDamaged(t *testing.T, s store.Store) {
+	const kindOptOut store.Kind = 33
+	o := newOffice()
+	v := renewing(t, s, o)
+	for i := range 3 {
+		importCard(t, v, testCard(i), nil)
+	}
+	drain(t, v)
+	stop := runs(t, v)
+	o.tells(t, "opted out", o.outcome(t, 1, updater.OptedOut, 0, card.Expiry{}))
+	stop()
+
+	another := newOffice()
+	another.name = "another"
+	log := new(logged)
+	blinded := vaultOn(t, &blind{s, kindOptOut}, &cardvault.Options{Mode: cardvault.Sandbox, Updater: another, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	drain(t, blinded)
+	var numbers []string
+	for _, c := range another.all() {
+		numbers = append(numbers, c.number)
+	}
+	if slices.Sort(numbers); !slices.Equal(numbers, []string{suiteNumber(0), suiteNumber(2)}) {
+		t.Errorf("submitted: %v", numbers)
+	}
+	if text := log.String(); strings.Count(text, "card cannot be submitted to the account updater") != 1 {
+		t.Errorf("log: %s", text)
 	}
 }
 
