@@ -761,3 +761,86 @@ func TestChallengeOnLoopback(t *testing.T) {
 		}
 	}
 }
+
+// TestIdentificationOfReplaced: a session whose card the scheme replaces or invalidates while its
+// holder is identified has failed: the shopper has entered the card of before. A session that
+// another replacement overtakes replaces that card.
+func TestIdentificationOfReplaced(t *testing.T) {
+	for kind, want := range map[network.NoticeKind]error{
+		network.NoticeCardReplaced: cardvault.ErrCardDataStale,
+		network.NoticeInvalidated:  cardvault.ErrTokenInvalidated,
+	} {
+		identifying(t, cardvault.Options{}, func(l *idvLab) {
+			token := l.become(active)
+			made := func() cardvault.SessionID {
+				s, err := l.ReplaceSession(l.Context(), token, nil)
+				l.must(err)
+				return s.ID
+			}
+			happens := func() {
+				l.notify(network.Notice{Kind: kind, Token: network.Ref{ID: fmt.Sprint("network-token-", l.net.made)}})
+			}
+			then := func(f func()) {
+				l.idv.hook(func(context.Context) (*idv.Result, error) { f(); r := passedIDV; return &r, nil })
+			}
+			refused := func(id cardvault.SessionID) {
+				l.Helper()
+				for range 2 {
+					if s := l.sees(id); s.State != cardvault.SessionFailed || s.ReasonCode != cardvault.RefusedAccountNumber {
+						l.Errorf("%v: the session is %+v", kind, s)
+					}
+				}
+				l.holds("refused", 0, 0)
+			}
+
+			l.idv.says(pendingIDV, nil)
+			id := made()
+			l.completes(id, encrypts(l, l.sees(id), entered, nil))
+			l.holds("entered", 1, 1)
+			happens()
+			l.pass(time.Minute)
+			l.idv.says(passedIDV, nil)
+			refused(id)
+
+			l.must2(l.Replace(l.Context(), token, mastercard, nil))
+			l.drain()
+			then(happens)
+			id = made()
+			if _, err := l.Tokenize(l.Context(), id, mastercard); !errors.Is(err, want) {
+				l.Errorf("%v: Tokenize: %v, want %v", kind, err, want)
+			}
+			refused(id)
+
+			l.must2(l.Replace(l.Context(), token, visa, nil))
+			l.drain()
+			then(happens)
+			id = made()
+			if s := l.completes(id, encrypts(l, l.sees(id), entered, nil)); s.State != cardvault.SessionFailed {
+				l.Errorf("%v: completed: %+v", kind, s)
+			}
+			refused(id)
+
+			l.idv.says(pendingIDV, nil)
+			id = made()
+			l.must2(l.Replace(l.Context(), token, mastercard, nil))
+			l.completes(id, encrypts(l, l.sees(id), entered, nil))
+			l.pass(time.Minute)
+			l.store.hook(func() error { // between the read and the write of the replacement, after the lease
+				l.store.hook(func() error {
+					l.store.hook(nil)
+					l.must2(l.Replace(l.Context(), token, amex, nil))
+					return nil
+				})
+				return nil
+			})
+			l.idv.says(passedIDV, nil)
+			if s := l.sees(id); s.State != cardvault.SessionIdentifying {
+				l.Errorf("%v: overtaken: %+v", kind, s)
+			}
+			l.pass(2 * time.Second)
+			if s := l.sees(id); s.State != cardvault.SessionSucceeded || l.get(token).Scheme != card.VISA {
+				l.Errorf("%v: after it was overtaken: %+v", kind, s)
+			}
+		})
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
+	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -127,14 +128,24 @@ func TestReplaceAbsence(t *testing.T) {
 		}
 		texts = append(texts, fmt.Sprintf("%+v", token))
 	}
+	session, err := v.ReplaceSession(t.Context(), ids[0], nil)
+	if err == nil {
+		_, err = v.Tokenize(t.Context(), session.ID, visa)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := errors.Join(v.Drain(t.Context()), v.Close()); err != nil {
 		t.Fatal(err)
+	}
+	if n := strings.Count(log.text(), "operation=token.replace "); n != 4 || strings.Contains(log.text(), "operation=token.tokenize") {
+		t.Errorf("%d of 4 replacements are logged as such", n)
 	}
 	for _, e := range sink.Events() {
 		texts = append(texts, fmt.Sprintf("%+v %+v", e, e.Token))
 	}
 	vaulttest.AssertNoLeak(t, []string{former, next, "4242424242424241"}, os.DirFS(dir), log.text(), strings.Join(texts, "\n"))
-	if n := len(sink.Events()); n != 3 {
+	if n := len(sink.Events()); n != 4 {
 		t.Errorf("%d events", n)
 	}
 }
@@ -195,6 +206,58 @@ func TestReplaceContact(t *testing.T) {
 		l.drain()
 		if len(contacts) != 2 || contacts[0] != "" || !strings.Contains(contacts[1], "b@example.com") || l.net.codes[1] != "123" {
 			l.Errorf("contacts %q, codes %q", contacts, l.net.codes)
+		}
+	})
+}
+
+// A tallying store counts the answers under idempotency keys that one View reads.
+type tallying struct {
+	store.Store
+	most int
+}
+
+func (s *tallying) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error {
+		c := &tallyingTx{ReadTx: tx}
+		err := fn(c)
+		s.most = max(s.most, c.answers)
+		return err
+	})
+}
+
+type tallyingTx struct {
+	store.ReadTx
+	answers int
+}
+
+func (tx *tallyingTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if kind == kindAnswer {
+		tx.answers++
+	}
+	return tx.ReadTx.Get(kind, id)
+}
+
+// TestReplaceAnswers: a replacement erases all answers that show the card, and has few in memory
+// at a time: each may be as long as a record.
+func TestReplaceAnswers(t *testing.T) {
+	inLab(t, nil, func(l *lab) {
+		s := &tallying{Store: l.store}
+		v := l.on(s)
+		token, err := v.Import(l.Context(), visa, nil)
+		l.must(err)
+		key := func(i int) *cardvault.CallOptions { return &cardvault.CallOptions{IdempotencyKey: fmt.Sprint(i)} }
+		for i := range 50 {
+			l.must2(v.Provision(l.Context(), token.ID, key(i)))
+		}
+		s.most = 0
+		l.must2(v.Replace(l.Context(), token.ID, replacedBy, nil))
+		if s.most == 0 || s.most > 16 {
+			l.Errorf("%d answers are read at a time", s.most)
+		}
+		for i := range 50 {
+			if _, err := v.Provision(l.Context(), token.ID, key(i)); !errors.Is(err, cardvault.ErrNotFound) {
+				l.Fatalf("repeated: %v", err)
+			}
 		}
 	})
 }

@@ -414,6 +414,9 @@ func renewalLate(t *testing.T, s store.Store) {
 	o.tells(t, "a new expiry after another", o.outcome(t, 3, updater.ExpiryChanged, 0, renewedTo))
 	o.tells(t, "closed after another expiry", o.outcome(t, 3, updater.Closed, 0, card.Expiry{}))
 	shows(t, v, "expiry updated meanwhile", ids[3], 3, sooner)
+	if got := must(v.Get(ctx, ids[3]))(t); got.Status != cardvault.StatusActive {
+		t.Error("a card whose expiry was updated is closed by an older submission")
+	}
 
 	// The number of before is no new number.
 	o.tells(t, "the same card", o.outcome(t, 4, updater.Updated, 4, was))
