@@ -245,22 +245,8 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		})
 	}
 
-	var until time.Time
-	if v.opts.PaymentDataRetention != NoRetention {
-		until = now().Add(v.opts.PaymentDataRetention)
-	}
 	if err == nil {
-		e := &paymentdata.Entry{
-			Token: h.card, Row: row, ID: p.ID, Plain: tlv.Encode(p.fields), Success: p.Success, JWE: p.Encrypted,
-			Until: until, Most: a.quotas.PaymentData, Call: c,
-		}
-		err = paymentsOf(v.rows, h.token.edition).Store(ctx, opPaymentData, e, func(ctx context.Context, r *store.Record) (uint64, error) {
-			t, err := v.openToken(ctx, r)
-			if err != nil {
-				return 0, err
-			}
-			return t.edition, nil
-		})
+		err = paymentsOf(v.rows, h.token.edition).store(ctx, v, h.card, row, p, a.quotas.PaymentData, c)
 	}
 	if errors.Is(err, store.ErrConflict) { // no reason to ask the network again
 		err = fmt.Errorf("%w: %v", ErrUnavailable, err)
@@ -497,6 +483,26 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 	err := s.ReadFields(ctx, rec, p.fields)
 	p.Success = len(p.Failures) == 0
 	return p, err
+}
+
+// store writes p, of a token as it was read.
+func (s payments) store(ctx context.Context, v *Vault, token *store.Record, row uuid.UUID, p *PaymentData, most int, c *replay.Call) error {
+	e := &paymentdata.Entry{
+		Token: token, Row: row, ID: p.ID, Plain: tlv.Encode(p.fields), Success: p.Success, JWE: p.Encrypted, Most: most, Also: c.Put,
+	}
+	if v.opts.PaymentDataRetention != NoRetention {
+		e.Until = now().Add(v.opts.PaymentDataRetention)
+	}
+	if err := c.Seal(row[:], token.ID); err != nil {
+		return err
+	}
+	return s.Store(ctx, opPaymentData, e, func(ctx context.Context, r *store.Record) (uint64, error) {
+		t, err := v.openToken(ctx, r)
+		if err != nil {
+			return 0, err
+		}
+		return t.edition, nil
+	})
 }
 
 // repeated returns the payment data of an idempotent answer.

@@ -85,9 +85,9 @@ var (
 	// number that the vault does not know. [Vault.Replace] stores it.
 	ErrCardDataStale = errors.New("cardvault: card number was replaced by the scheme")
 
-	// ErrCardReplaced is returned by Replace, Tokenize and CompleteSession, and by package
-	// forward, for a token whose card another call has replaced meanwhile. Nothing was changed:
-	// see which card it has.
+	// ErrCardReplaced is returned by Replace, Tokenize and CompleteSession, by Update for an
+	// expiry, and by package forward, for a token whose card another call, or an account updater,
+	// has replaced meanwhile. Nothing was changed: see which card it has.
 	ErrCardReplaced = errors.New("cardvault: card of the token was replaced by another call")
 
 	// ErrCryptogramDeclined comes as a [*DeclinedError].

@@ -3,7 +3,9 @@ package httpapi_test
 import (
 	"context"
 	"flag"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cardvault/cardvault/internal/transcript"
@@ -22,6 +24,26 @@ func TestTranscripts(t *testing.T) {
 			file.Play(t, *update, func(*testing.T) *transcript.Setup {
 				return &transcript.Setup{Stores: []store.Store{memstore.New()}}
 			})
+		})
+	}
+}
+
+// TestTranscriptsUpdate: -update restores answers that are wrong, under the names that later
+// requests use.
+func TestTranscriptsUpdate(t *testing.T) {
+	const name = "identification.txt"
+	text, err := os.ReadFile(filepath.Join("testdata/transcripts", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	wrong := strings.NewReplacer("\n= 200", "\n= 299", "payment_account_reference", "reference").Replace(string(text))
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(wrong), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, update := range []bool{true, false} {
+		transcript.Files(t, dir)[0].Play(t, update, func(*testing.T) *transcript.Setup {
+			return &transcript.Setup{Stores: []store.Store{memstore.New()}}
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
-	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -47,10 +46,10 @@ type Entry struct {
 	Row, ID uuid.UUID     // of the payment data
 	Plain   []byte
 	Success bool
-	JWE     string       // may be ""
-	Until   time.Time    // end of the time for which the JWE is kept; zero: it is not
-	Most    int          // quota of the token
-	Call    *replay.Call // whose answer it is; may be nil
+	JWE     string               // may be ""
+	Until   time.Time            // end of the time for which the JWE is kept; zero: it is not
+	Most    int                  // quota of the token
+	Also    func(store.Tx) error // writes what belongs to it
 }
 
 // errMoved is returned in a transaction that finds another version of the token.
@@ -61,10 +60,6 @@ var errMoved = fmt.Errorf("%w: token", ledger.ErrAgain)
 // make room.
 func (s Records) Store(ctx context.Context, op ledger.Operation, e *Entry, edition func(context.Context, *store.Record) (uint64, error)) error {
 	token, until := e.Token, e.Until
-	if err := e.Call.Seal(e.Row[:], token.ID); err != nil {
-		return err
-	}
-
 	for {
 		records, err := s.seal(e, until)
 		if err != nil {
@@ -83,7 +78,7 @@ func (s Records) Store(ctx context.Context, op ledger.Operation, e *Entry, editi
 			for _, r := range records {
 				tx.Put(r)
 			}
-			return e.Call.Put(tx)
+			return e.Also(tx)
 		})
 		if !errors.Is(err, errMoved) {
 			return err

@@ -278,6 +278,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[payload.Config](),
 		reflect.TypeFor[payload.Keys](),
 		reflect.TypeFor[payload.Session](),
+		reflect.TypeFor[paymentdata.Entry](),
 		reflect.TypeFor[paymentdata.Records](),
 		reflect.TypeFor[quota.Counts](),
 		reflect.TypeFor[quota.Place](),
@@ -351,6 +352,8 @@ var shown = map[string]string{
 	"updater.Outcome.ID":                   "named by the updater; it is no card data, as updatertest proves",
 	"updater.Outcome.Reference":            "a keyed hash",
 	"internal/renewal.Renewals.name":       "named by the operator",
+	"internal/paymentdata.Entry.JWE":       "encrypted for the merchant",
+	"internal/paymentdata.Entry.Plain":     "the record of a payment, without the cryptogram",
 	"updater.SubmitRequest.IdempotencyKey": "names a call, which only the vault can repeat",
 
 	"store.Record.Secret": "sealed",

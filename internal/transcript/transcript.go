@@ -8,6 +8,7 @@
 //	@on closed                                 the next request goes to another handler, see newWorld
 //	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
+//	@updater                                   as @network, and an account updater
 //	@run                                       from now on the vault does its background work
 //	@damage                                    somebody changes the stored token that was made last
 //	@provider                                  the next request has the headers of PPANHeaders
@@ -81,7 +82,7 @@ func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) 
 	provider := startPSP(t)
 	InBubble(t, func(t *testing.T) {
 		s := setup(t)
-		p := &player{world: newWorld(t, s, provider), update: update, loose: len(s.Stores) > 1}
+		p := &player{world: newWorld(t, s, provider), answers: f.answers(), update: update, loose: len(s.Stores) > 1}
 		for i, paragraph := range f.text {
 			f.text[i] = p.play(t, paragraph)
 		}
@@ -92,6 +93,16 @@ func (f *File) Play(t *testing.T, update bool, setup func(t *testing.T) *Setup) 
 			t.Fatal(err)
 		}
 	}
+}
+
+// answers returns all answers of the file.
+func (f *File) answers() string {
+	var b strings.Builder
+	for _, paragraph := range f.text {
+		_, answer, _ := strings.Cut(paragraph, "\n=")
+		b.WriteString(answer)
+	}
+	return b.String()
 }
 
 // InBubble runs f in a bubble of synctest in which it is 2026-11-21, midnight.
@@ -112,6 +123,7 @@ var kinds = []struct{ name, pattern string }{
 	{"jwe", `eyJ[\w-]+(?:\.[\w-]+){4}`},
 	{"modulus", `[\w-]{342}`},
 	{"tag", `[0-9a-f]{32}`},
+	{"par", `SIM1[A-Z2-7]{25}`}, // payment account references of package simnet
 	{"secret", `whsec_[A-Za-z0-9+/]{43}=`},
 	{"object", `\{.*\}`},
 	{"size", `\d+`},
@@ -120,10 +132,11 @@ var kinds = []struct{ name, pattern string }{
 var placeholder = regexp.MustCompile(`\{([a-z]+)(\d*)\}|\{spaces (\d+)\}`)
 
 type player struct {
-	world  *world
-	update bool
-	loose  bool   // times are not compared
-	on     string // the handler of requests that name none
+	world   *world
+	answers string // of the file, as it was read
+	update  bool
+	loose   bool   // times are not compared
+	on      string // the handler of requests that name none
 }
 
 // play plays one paragraph and returns it with the answer that came.
@@ -175,7 +188,7 @@ func (p *player) play(t *testing.T, paragraph string) string {
 	switch {
 	case p.match(t, want, actual):
 	case p.update:
-		return where + "\n" + p.record(actual)
+		return where + "\n" + p.record(want, actual)
 	default:
 		t.Errorf("%s\nwant: %s\ngot:  %s", where, want, actual)
 	}
@@ -211,8 +224,8 @@ func (p *player) read(t *testing.T, line string, r *request) {
 		if err := p.world.sim.Control().EndIdentification(t.Context(), reference, how == "passed"); err != nil {
 			t.Fatal(err)
 		}
-	case line == "@network":
-		p.world.addNetwork(t)
+	case line == "@network", line == "@updater":
+		p.world.addNetwork(t, line == "@updater")
 		p.on, r.on = "network", "network"
 	default:
 		r.read(p.fill(t, line))
@@ -387,25 +400,29 @@ func kind(t *testing.T, name string) string {
 	return ""
 }
 
-// record replaces values with their placeholders, and wraps long lines.
-func (p *player) record(actual string) string {
+// record replaces values with their placeholders, and wraps long lines. New values have the names
+// that the answer of before had for new values, since later requests use them.
+func (p *player) record(former, actual string) string {
+	var names []string
+	for _, m := range placeholder.FindAllStringSubmatch(former, -1) {
+		if name := m[1] + m[2]; p.world.values[name] == "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
 	for name, value := range p.world.values {
 		if len(value) >= 27 { // a value with a kind
 			actual = strings.ReplaceAll(actual, value, "{"+name+"}")
 		}
 	}
 
-	for _, k := range kinds[:8] {
+	for _, k := range kinds[:9] {
 		actual = regexp.MustCompile(k.pattern).ReplaceAllStringFunc(actual, func(value string) string {
 			for name, v := range p.world.values {
 				if v == value {
 					return "{" + name + "}"
 				}
 			}
-			name := ""
-			for n := 1; name == "" || p.world.values[name] != ""; n++ {
-				name = k.name + strconv.Itoa(n)
-			}
+			name := p.newName(k.name, &names)
 			p.world.values[name] = value
 			return "{" + name + "}"
 		})
@@ -429,6 +446,25 @@ func (p *player) record(actual string) string {
 
 	return strings.Join(wrapped, "\n")
 }
+
+// newName returns the first of some names that is of a kind, and takes it away from them, or else
+// a name that the file does not have.
+func (p *player) newName(like string, of *[]string) string {
+	for i, name := range *of {
+		if strings.TrimRight(name, "0123456789") == like {
+			*of = slices.Delete(*of, i, i+1)
+			return name
+		}
+	}
+	for n := 1; ; n++ {
+		if name := like + strconv.Itoa(n); p.world.values[name] == "" && !p.promised(name) {
+			return name
+		}
+	}
+}
+
+// promised reports whether an answer of the file has a name: later requests use it.
+func (p *player) promised(name string) bool { return strings.Contains(p.answers, "{"+name+"}") }
 
 // unwrap undoes the wrapping of lines in record.
 func unwrap(lines []string) string {

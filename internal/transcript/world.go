@@ -224,8 +224,9 @@ func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Opti
 }
 
 // addNetwork adds the handler "network": vaults on the same stores whose network
-// and idv.Provider are the simulator, and which do their background work.
-func (w *world) addNetwork(t *testing.T) {
+// and idv.Provider are the simulator, and which do their background work. If they update, it is
+// their account updater too.
+func (w *world) addNetwork(t *testing.T, update bool) {
 	sim, err := simnet.New(t.Context(), memstore.New(), &simnet.Options{ChallengeURL: "https://issuer.example/"})
 	if err != nil {
 		t.Fatal(err)
@@ -234,6 +235,9 @@ func (w *world) addNetwork(t *testing.T) {
 	w.sim = sim
 	opts := w.opts
 	opts.Network, opts.IDV, opts.BaseURL = sim, sim.IDV(), "https://vault.example"
+	if update {
+		opts.Updater, opts.UpdaterPeriod = sim.Updater(), time.Hour
+	}
 	vaults := w.open(t, w.setup.Stores, &opts)
 	t.Cleanup(func() {
 		if err := sim.Close(); err != nil {

@@ -25,14 +25,14 @@ var overtakenBehaviours = []behaviour{
 	{"OvertakenPayment", overtakenPayment},
 }
 
-// A follower is a store on which something happens once, after the next write. If that is an
+// A trailer is a store on which something happens once, after the next write. If that is an
 // error, the outcome of the write is that.
-type follower struct {
+type trailer struct {
 	store.Store
 	follow func() error
 }
 
-func (f *follower) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (f *trailer) Update(ctx context.Context, fn func(store.Tx) error) error {
 	err := f.Store.Update(ctx, fn)
 	if follow := f.follow; follow != nil && err == nil {
 		f.follow = nil
@@ -47,12 +47,12 @@ func overtakenRefresh(t *testing.T, s store.Store) {
 	v, ctx := replacing(t, m, nil, nil), t.Context()
 	browser := v.In(uuid.Nil)
 	token := importCard(t, v, coded(0, "100"), nil)
-	before, between, done := must(v.RefreshSession(ctx, token.ID, nil))(t), must(v.RefreshSession(ctx, token.ID, underKey))(t), must(v.RefreshSession(ctx, token.ID, nil))(t)
+	before, midway, done := must(v.RefreshSession(ctx, token.ID, nil))(t), must(v.RefreshSession(ctx, token.ID, underKey))(t), must(v.RefreshSession(ctx, token.ID, nil))(t)
 	must(v.RefreshSecurityCode(ctx, done.ID, codeOf("101")))(t)
 	payload := encrypted(t, must(browser.Session(ctx, before.ID))(t), `{"security_code":"998"}`)
 
 	m.meddle = func() { must(v.Replace(ctx, token.ID, coded(1, "102"), nil))(t) }
-	fails(t, "a code while the card is replaced", errorOf(v.RefreshSecurityCode(ctx, between.ID, codeOf("999"))), cardvault.ErrNotFound)
+	fails(t, "a code while the card is replaced", errorOf(v.RefreshSecurityCode(ctx, midway.ID, codeOf("999"))), cardvault.ErrNotFound)
 	fails(t, "a code after the card was replaced", errorOf(v.RefreshSecurityCode(ctx, before.ID, codeOf("999"))), cardvault.ErrNotFound)
 	fails(t, "a payload after it", errorOf(browser.CompleteSession(ctx, before.ID, payload)), cardvault.ErrNotFound)
 	fails(t, "the session", errorOf(browser.Session(ctx, before.ID)), cardvault.ErrNotFound)
@@ -101,7 +101,7 @@ func overtakenConsume(t *testing.T, s store.Store) {
 // overtakenReplace: a replacement, or the end of a code, erases no code of a later replacement.
 // A replacement whose outcome is unknown has erased the code of before.
 func overtakenReplace(t *testing.T, s store.Store) {
-	f, cache := &follower{Store: s}, codes.New(10, nil)
+	f, cache := &trailer{Store: s}, codes.New(10, nil)
 	v := vaultOn(t, f, &cardvault.Options{Mode: cardvault.Sandbox, PPAN: desk{}, Codes: cache})
 	t.Cleanup(func() { noError(t, cache.Close()) })
 	ctx := t.Context()
