@@ -447,8 +447,7 @@ func (p *player) record(former, actual string) string {
 	return strings.Join(wrapped, "\n")
 }
 
-// newName returns the first of some names that is of a kind, and takes it away from them, or else
-// a name that the file does not have.
+// newName takes the first name of a kind out of some, or returns a name that no answer has.
 func (p *player) newName(like string, of *[]string) string {
 	for i, name := range *of {
 		if strings.TrimRight(name, "0123456789") == like {
