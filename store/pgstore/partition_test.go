@@ -309,7 +309,6 @@ func TestAllPartitionsAreWalked(t *testing.T) {
 			}
 			before := read()
 			answered(t, q)(tx)
-			t.Log(name, knows, read()-before)
 			if n := read() - before; n > 20*16 {
 				t.Errorf("%s reads %d rows of %d after %q", name, n, many, knows)
 			}
