@@ -5,29 +5,32 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/kms"
-	"github.com/aws/aws-sdk-go-v2/service/kms/types"
+	awskms "github.com/aws/aws-sdk-go-v2/service/kms"
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/keywrappers"
 	"github.com/cardvault/cardvault/keytest"
 	"github.com/tink-crypto/tink-go/v2/aead"
 	"github.com/tink-crypto/tink-go/v2/keyset"
-	"gocloud.dev/gcerrors"
-	"gocloud.dev/secrets"
-	"gocloud.dev/secrets/localsecrets"
+	"google.golang.org/api/option"
 )
 
 func TestTink(t *testing.T) {
@@ -37,225 +40,56 @@ func TestTink(t *testing.T) {
 			t.Fatal(err)
 		}
 		return func(t testing.TB) cardvault.KeyWrapper {
-			key, err := aead.New(keys)
+			w, err := keywrappers.Tink("cards", keys)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return keywrappers.Tink("cards", key)
+			return w
 		}
 	}
 	keytest.Run(t, keytest.Harness{Open: open(), Other: open()})
 }
 
-func TestCloud(t *testing.T) {
-	open := func() func(testing.TB) cardvault.KeyWrapper {
-		key, err := localsecrets.NewRandomKey()
-		if err != nil {
-			t.Fatal(err)
+// A cloud answers over TLS like a KMS, or with a fault.
+type cloud struct {
+	*httptest.Server
+
+	mu    sync.Mutex
+	fault http.HandlerFunc
+	aads  []string // of requests, in their order
+}
+
+func newCloud(t testing.TB, serve func(c *cloud, w http.ResponseWriter, r *http.Request)) *cloud {
+	c := &cloud{}
+	c.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.mu.Lock()
+		fault := c.fault
+		c.mu.Unlock()
+		if fault != nil {
+			fault(w, r)
+			return
 		}
-		return func(t testing.TB) cardvault.KeyWrapper {
-			keeper := localsecrets.NewKeeper(key)
-			t.Cleanup(func() { keeper.Close() })
-			return keywrappers.Cloud("cards", keeper)
-		}
-	}
-	keytest.Run(t, keytest.Harness{Open: open(), Other: open(), Unbound: true})
-}
-
-func TestAWS(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(awsKMS))
-	t.Cleanup(server.Close)
-	open := func(arn string) func(testing.TB) cardvault.KeyWrapper {
-		return func(testing.TB) cardvault.KeyWrapper { return keywrappers.AWS(arn, awsClient(server.URL)) }
-	}
-	keytest.Run(t, keytest.Harness{Open: open("arn:aws:kms:eu-central-1:1:key/cards"), Other: open("arn:aws:kms:eu-central-1:1:key/other")})
-}
-
-func TestOpenBao(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(openBao))
-	t.Cleanup(server.Close)
-	open := func(name string) func(testing.TB) cardvault.KeyWrapper {
-		return func(testing.TB) cardvault.KeyWrapper { return keywrappers.OpenBao(server.URL, "token", name) }
-	}
-	keytest.Run(t, keytest.Harness{Open: open("cards"), Other: open("other")})
-}
-
-func awsClient(url string) *kms.Client {
-	return kms.New(kms.Options{
-		BaseEndpoint: &url,
-		Region:       "eu-central-1",
-		Retryer:      aws.NopRetryer{},
-		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-			return aws.Credentials{AccessKeyID: "id", SecretAccessKey: "secret"}, nil
-		}),
-	})
-}
-
-// TestNotWrong: denied access, overload or an unreachable service does not mean that the
-// key is wrong. The vault may try again, and does not look for another key.
-func TestNotWrong(t *testing.T) {
-	var mode atomic.Int32 // status of all answers, unless zero
-	aws, bao := http.HandlerFunc(awsKMS), http.HandlerFunc(openBao)
-	serve := func(h http.Handler) *httptest.Server {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch status := int(mode.Load()); status {
-			case 0:
-				h.ServeHTTP(w, r)
-			case http.StatusBadRequest:
-				w.WriteHeader(status)
-				_, _ = w.Write([]byte(`{"__type":"AccessDeniedException","errors":["permission denied"]}`))
-			default:
-				w.WriteHeader(status)
-			}
-		}))
-		t.Cleanup(s.Close)
-		return s
-	}
-	awsServer, baoServer := serve(aws), serve(bao)
-	key, err := localsecrets.NewRandomKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var down atomic.Bool
-
-	wrappers := []cardvault.KeyWrapper{
-		keywrappers.AWS("arn:aws:kms:eu-central-1:1:key/cards", awsClient(awsServer.URL)),
-		keywrappers.OpenBao(baoServer.URL, "token", "cards"),
-		keywrappers.Cloud("cards", secrets.NewKeeper(&service{localsecrets.NewKeeper(key), &down})),
-	}
-	wrapped := map[cardvault.KeyWrapper][]byte{}
-	for _, w := range wrappers {
-		if wrapped[w], err = w.Wrap(t.Context(), []byte("keys"), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	down.Store(true)
-
-	fails := func(what string) {
-		t.Helper()
-		for _, w := range wrappers {
-			if _, err := w.Unwrap(t.Context(), wrapped[w], nil); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
-				t.Errorf("%s, %s: %v", w.KeyID(), what, err)
-			}
-		}
-	}
-	for _, status := range []int{http.StatusBadRequest, http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable} {
-		mode.Store(int32(status))
-		fails(http.StatusText(status))
-	}
-	awsServer.Close()
-	baoServer.Close()
-	fails("not there")
-}
-
-// A service behind gocloud.dev has no error codes, and may be unreachable.
-type service struct {
-	*secrets.Keeper
-	down *atomic.Bool
-}
-
-func (s *service) Encrypt(ctx context.Context, text []byte) ([]byte, error) {
-	if s.down.Load() {
-		return nil, errors.New("down")
-	}
-	return s.Keeper.Encrypt(ctx, text)
-}
-
-func (s *service) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
-	if s.down.Load() {
-		return nil, errors.New("down")
-	}
-	return s.Keeper.Decrypt(ctx, text)
-}
-
-func (*service) ErrorAs(error, any) bool            { return false }
-func (*service) ErrorCode(error) gcerrors.ErrorCode { return gcerrors.Unknown }
-
-// TestBlip: a service that is unreachable for one call does not make the key a wrong one.
-func TestBlip(t *testing.T) {
-	key, err := localsecrets.NewRandomKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &blip{service: service{localsecrets.NewKeeper(key), new(atomic.Bool)}}
-	k := keywrappers.Cloud("cards", secrets.NewKeeper(s))
-	wrapped, err := k.Wrap(t.Context(), []byte("keys"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.fails.Store(true)
-	if text, err := k.Unwrap(t.Context(), wrapped, nil); string(text) != "keys" {
-		t.Error(err)
-	}
-}
-
-// A blip is a service whose next Decrypt may fail.
-type blip struct {
-	service
-	fails atomic.Bool
-}
-
-func (b *blip) Decrypt(ctx context.Context, text []byte) ([]byte, error) {
-	if b.fails.Swap(false) {
-		return nil, errors.New("connection reset")
-	}
-	return b.service.Decrypt(ctx, text)
-}
-
-// TestEncryptionContext: AWS KMS receives the name of the vault's keys as encryption
-// context, and refuses any other itself.
-func TestEncryptionContext(t *testing.T) {
-	var asked []string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		text, _ := io.ReadAll(r.Body)
-		var q struct{ EncryptionContext map[string]string }
-		_ = json.Unmarshal(text, &q)
-		aad, _ := base64.StdEncoding.DecodeString(q.EncryptionContext["cardvault"])
-		asked = append(asked, string(aad))
-		r.Body = io.NopCloser(bytes.NewReader(text))
-		awsKMS(w, r)
+		serve(c, w, r)
 	}))
-	t.Cleanup(server.Close)
-	k := keywrappers.AWS("arn:aws:kms:eu-central-1:1:key/cards", awsClient(server.URL))
-	wrapped, err := k.Wrap(t.Context(), []byte("keys"), []byte("live"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = k.Unwrap(t.Context(), wrapped, []byte("sandbox"))
-	if refused, _ := errors.AsType[*types.InvalidCiphertextException](err); refused == nil || !slices.Equal(asked, []string{"live", "sandbox"}) {
-		t.Errorf("KMS was asked for %q, %v", asked, err)
-	}
+	c.Config.ErrorLog = log.New(t.Output(), "", 0)
+	c.StartTLS()
+	t.Cleanup(c.Close)
+	return c
 }
 
-// TestNobodyElse: keys and the token follow no redirect, and are not sent over http to
-// another machine.
-func TestNobodyElse(t *testing.T) {
-	var reached atomic.Bool
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		reached.Store(true)
-		openBao(w, r)
-	}))
-	t.Cleanup(elsewhere.Close)
-	for _, status := range []int{http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			http.Redirect(w, r, elsewhere.URL+r.URL.Path, status)
-		}))
-		t.Cleanup(server.Close)
-		k := keywrappers.OpenBao(server.URL, "token", "cards")
-		if _, err := k.Wrap(t.Context(), []byte("key"), nil); err == nil || reached.Load() {
-			t.Errorf("status %d: %v, followed: %v", status, err, reached.Load())
-		}
-	}
-
-	for _, address := range []string{"http://192.0.2.1:8200", "http://localhost", "http://localhost.example", "ftp://127.0.0.1", "127.0.0.1:8200", "https:", ""} {
-		k := keywrappers.OpenBao(address, "token", "cards")
-		if _, err := k.Wrap(t.Context(), []byte("key"), nil); err == nil || !strings.Contains(err.Error(), "https") {
-			t.Errorf("address %q: %v", address, err)
-		}
-	}
+func (c *cloud) breaks(fault http.HandlerFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fault = fault
 }
 
-// seal and unseal encrypt for the services below: each name has a key.
+func (c *cloud) sees(aad string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.aads = append(c.aads, aad)
+}
+
+// seal and unseal encrypt for the services: each name has a key.
 func seal(name string, text, aad []byte) []byte { return gcm(name).Seal(nil, nil, text, aad) }
 
 func unseal(name string, sealed, aad []byte) ([]byte, error) {
@@ -264,80 +98,347 @@ func unseal(name string, sealed, aad []byte) ([]byte, error) {
 
 func gcm(name string) cipher.AEAD {
 	sum := sha256.Sum256([]byte(name))
-	block, _ := aes.NewCipher(sum[:])
-	aead, _ := cipher.NewGCMWithRandomNonce(block)
-	return aead
+	block, err := aes.NewCipher(sum[:])
+	if err != nil {
+		panic(err)
+	}
+	sealer, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return sealer
 }
 
-// awsKMS answers like AWS KMS. Its ciphertexts begin with the name of the key.
-func awsKMS(w http.ResponseWriter, r *http.Request) {
+const (
+	arn      = "arn:aws:kms:eu-central-1:111122223333:key/cards"
+	otherARN = "arn:aws:kms:eu-central-1:111122223333:key/other"
+	secret   = "wJalrXUtnFEMI"
+)
+
+// authorization is that of AWS Signature Version 4.
+var authorization = regexp.MustCompile(`^AWS4-HMAC-SHA256 Credential=AKID/(\d{8}/eu-central-1/kms/aws4_request), SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})$`)
+
+// signed reports whether a request has the signature of its content under the secret.
+func signed(r *http.Request, body []byte) bool {
+	form := authorization.FindStringSubmatch(r.Header.Get("Authorization"))
+	if form == nil || !strings.HasPrefix(r.Header.Get("X-Amz-Date"), form[1][:8]) {
+		return false
+	}
+	headers := ""
+	for name := range strings.SplitSeq(form[2], ";") {
+		value := r.Header.Get(name)
+		switch name {
+		case "host":
+			value = r.Host
+		case "content-length":
+			value = fmt.Sprint(r.ContentLength)
+		}
+		headers += name + ":" + strings.TrimSpace(value) + "\n"
+	}
+	request := strings.Join([]string{r.Method, r.URL.EscapedPath(), r.URL.RawQuery, headers, form[2], digest(body)}, "\n")
+	text := strings.Join([]string{"AWS4-HMAC-SHA256", r.Header.Get("X-Amz-Date"), form[1], digest([]byte(request))}, "\n")
+
+	key := []byte("AWS4" + secret)
+	for _, part := range append(strings.Split(form[1], "/"), text) {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(part))
+		key = mac.Sum(nil)
+	}
+	return hex.EncodeToString(key) == form[3] && slices.Contains(strings.Split(form[2], ";"), "x-amz-target")
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// serveAWS answers like AWS KMS. Its ciphertexts begin with the name of the key.
+func serveAWS(c *cloud, w http.ResponseWriter, r *http.Request) {
+	fail := func(kind string) {
+		w.WriteHeader(http.StatusBadRequest)
+		_ = json.NewEncoder(w).Encode(map[string]string{"__type": kind, "message": kind})
+	}
 	var q struct {
 		KeyId                     string
 		Plaintext, CiphertextBlob []byte
 		EncryptionContext         map[string]string
 	}
-	fail := func(kind string) {
-		w.WriteHeader(http.StatusBadRequest)
-		_ = json.NewEncoder(w).Encode(map[string]string{"__type": kind, "message": kind})
-	}
-	if json.NewDecoder(r.Body).Decode(&q) != nil || q.KeyId == "" || !strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 ") {
+	body, err := io.ReadAll(r.Body)
+	switch {
+	case err != nil || r.Method != http.MethodPost || r.URL.Path != "/" || json.Unmarshal(body, &q) != nil:
 		fail("ValidationException")
 		return
+	case !signed(r, body):
+		fail("InvalidSignatureException")
+		return
+	case q.KeyId != arn && q.KeyId != otherARN:
+		fail("NotFoundException")
+		return
 	}
-	aad, _ := json.Marshal(q.EncryptionContext) // in the order of the names
 
-	operation := r.Header.Get("X-Amz-Target")
-	switch name, sealed, found := bytes.Cut(q.CiphertextBlob, []byte(" ")); {
-	case operation == "TrentService.Encrypt" && 0 < len(q.Plaintext) && len(q.Plaintext) <= 4096 && len(q.EncryptionContext) > 0:
-		text := append([]byte(q.KeyId+" "), seal(q.KeyId, q.Plaintext, aad)...)
-		_ = json.NewEncoder(w).Encode(map[string]any{"KeyId": q.KeyId, "CiphertextBlob": text})
-	case operation != "TrentService.Decrypt" || len(q.CiphertextBlob) == 0 || len(q.CiphertextBlob) > 6144:
-		fail("ValidationException")
-	case found && bytes.HasPrefix(name, []byte("arn:aws:kms:")) && string(name) != q.KeyId:
-		fail("IncorrectKeyException")
-	default:
-		text, err := unseal(q.KeyId, sealed, aad)
-		if err != nil || string(name) != q.KeyId {
-			fail("InvalidCiphertextException")
+	c.sees(q.EncryptionContext["associatedData"])
+	aad, _ := json.Marshal(q.EncryptionContext) // in the order of the names
+	name, sealed, _ := bytes.Cut(q.CiphertextBlob, []byte(" "))
+	switch r.Header.Get("X-Amz-Target") {
+	case "TrentService.Encrypt":
+		if len(q.Plaintext) == 0 || len(q.Plaintext) > 4096 {
+			fail("ValidationException")
 			return
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"KeyId": q.KeyId, "Plaintext": text})
+		text := append([]byte(q.KeyId+" "), seal(q.KeyId, q.Plaintext, aad)...)
+		_ = json.NewEncoder(w).Encode(map[string]any{"KeyId": q.KeyId, "CiphertextBlob": text})
+	case "TrentService.Decrypt":
+		text, err := unseal(q.KeyId, sealed, aad)
+		switch {
+		case len(q.CiphertextBlob) == 0 || len(q.CiphertextBlob) > 6144:
+			fail("ValidationException")
+		case bytes.HasPrefix(name, []byte("arn:aws:kms:")) && string(name) != q.KeyId:
+			fail("IncorrectKeyException")
+		case err != nil || string(name) != q.KeyId:
+			fail("InvalidCiphertextException")
+		default:
+			_ = json.NewEncoder(w).Encode(map[string]any{"KeyId": q.KeyId, "Plaintext": text})
+		}
+	default:
+		fail("UnknownOperationException")
 	}
 }
 
-// openBao answers like the transit engine.
-func openBao(w http.ResponseWriter, r *http.Request) {
-	operation, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/transit/"), "/")
+func openAWS(t testing.TB, c *cloud, name, with string) cardvault.KeyWrapper {
+	t.Helper()
+	w, err := keywrappers.AWS(t.Context(), name, awskms.New(awskms.Options{
+		BaseEndpoint: &c.URL,
+		HTTPClient:   c.Client(),
+		Region:       "eu-central-1",
+		Retryer:      aws.NopRetryer{},
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: "AKID", SecretAccessKey: with}, nil
+		}),
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestAWS(t *testing.T) {
+	c := newCloud(t, serveAWS)
+	keytest.Run(t, keytest.Harness{
+		Open:  func(t testing.TB) cardvault.KeyWrapper { return openAWS(t, c, arn, secret) },
+		Other: func(t testing.TB) cardvault.KeyWrapper { return openAWS(t, c, otherARN, secret) },
+	})
+}
+
+const keyName = "projects/shop/locations/europe-west3/keyRings/vault/cryptoKeys/"
+
+// serveGoogle answers like Google Cloud KMS.
+func serveGoogle(c *cloud, w http.ResponseWriter, r *http.Request) {
+	fail := func(status int, kind string) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"code": status, "status": kind, "message": kind}})
+	}
 	var q struct {
-		Plaintext  []byte
-		Ciphertext string
-		Associated []byte `json:"associated_data"`
+		Plaintext, Ciphertext, AdditionalAuthenticatedData                   string
+		PlaintextCrc32c, CiphertextCrc32c, AdditionalAuthenticatedDataCrc32c int64 `json:",string"`
 	}
-	fail := func(message string) {
-		w.WriteHeader(http.StatusBadRequest)
-		_ = json.NewEncoder(w).Encode(map[string][]string{"errors": {message}})
-	}
-	if json.NewDecoder(r.Body).Decode(&q) != nil || r.Header.Get("X-Vault-Token") != "token" {
-		fail("permission denied")
+	name, operation, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/"), ":")
+	err := json.NewDecoder(r.Body).Decode(&q)
+	aad, plain, sealed := fromBase64(q.AdditionalAuthenticatedData), fromBase64(q.Plaintext), fromBase64(q.Ciphertext)
+	switch {
+	case r.Header.Get("Authorization") != "Bearer ya29.token":
+		fail(http.StatusUnauthorized, "UNAUTHENTICATED")
+		return
+	case r.Method != http.MethodPost || !strings.HasPrefix(name, keyName) || !strings.HasPrefix(r.URL.Path, "/v1/"):
+		fail(http.StatusNotFound, "NOT_FOUND")
+		return
+	case err != nil || q.AdditionalAuthenticatedDataCrc32c != sum(aad):
+		fail(http.StatusBadRequest, "INVALID_ARGUMENT")
 		return
 	}
 
-	const prefix = "vault:v1:"
-	data := map[string]any{}
-	switch operation {
+	c.sees(hex.EncodeToString(aad))
+	switch text, err := []byte(nil), error(nil); operation {
 	case "encrypt":
-		data["ciphertext"] = prefix + base64.StdEncoding.EncodeToString(seal(name, q.Plaintext, q.Associated))
-	case "decrypt":
-		sealed, found := strings.CutPrefix(q.Ciphertext, prefix)
-		text, err := base64.StdEncoding.DecodeString(sealed)
-		if err != nil || !found || len(text) < gcm(name).Overhead() {
-			fail("invalid ciphertext: could not decode")
+		if q.PlaintextCrc32c != sum(plain) {
+			fail(http.StatusBadRequest, "INVALID_ARGUMENT")
 			return
 		}
-		if data["plaintext"], err = unseal(name, text, q.Associated); err != nil {
-			fail("cipher: message authentication failed")
+		text = seal(name, plain, aad)
+		_ = json.NewEncoder(w).Encode(map[string]any{"name": name + "/cryptoKeyVersions/1", "ciphertext": text, "ciphertextCrc32c": fmt.Sprint(sum(text)),
+			"verifiedPlaintextCrc32c": true, "verifiedAdditionalAuthenticatedDataCrc32c": true})
+	case "decrypt":
+		if text, err = unseal(name, sealed, aad); err != nil || q.CiphertextCrc32c != sum(sealed) {
+			fail(http.StatusBadRequest, "INVALID_ARGUMENT")
 			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"plaintext": text, "plaintextCrc32c": fmt.Sprint(sum(text))})
+	default:
+		fail(http.StatusNotFound, "NOT_FOUND")
+	}
+}
+
+// fromBase64 takes both alphabets, as Google does.
+func fromBase64(text string) []byte {
+	b, err := base64.StdEncoding.DecodeString(strings.NewReplacer("-", "+", "_", "/").Replace(text))
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+func sum(b []byte) int64 { return int64(crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))) }
+
+// bearer adds the token of an account, as the library of Google does.
+type bearer struct {
+	token string
+	next  http.RoundTripper
+}
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+b.token)
+	return b.next.RoundTrip(r)
+}
+
+func openGoogle(t testing.TB, c *cloud, name, token string) cardvault.KeyWrapper {
+	t.Helper()
+	w, client, err := keywrappers.Google(t.Context(), keyName+name,
+		option.WithHTTPClient(&http.Client{Transport: bearer{token, c.Client().Transport}}), option.WithEndpoint(c.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return w
+}
+
+func TestGoogle(t *testing.T) {
+	c := newCloud(t, serveGoogle)
+	keytest.Run(t, keytest.Harness{
+		Open:  func(t testing.TB) cardvault.KeyWrapper { return openGoogle(t, c, "cards", "ya29.token") },
+		Other: func(t testing.TB) cardvault.KeyWrapper { return openGoogle(t, c, "other", "ya29.token") },
+	})
+}
+
+var dataKey = bytes.Repeat([]byte{7}, 32)
+
+// TestAssociatedData: the service receives the associated data and refuses others itself.
+func TestAssociatedData(t *testing.T) {
+	for name, open := range map[string]func(c *cloud) cardvault.KeyWrapper{
+		"aws":    func(c *cloud) cardvault.KeyWrapper { return openAWS(t, c, arn, secret) },
+		"google": func(c *cloud) cardvault.KeyWrapper { return openGoogle(t, c, "cards", "ya29.token") },
+	} {
+		c := newCloud(t, map[string]func(*cloud, http.ResponseWriter, *http.Request){"aws": serveAWS, "google": serveGoogle}[name])
+		w := open(c)
+		wrapped, err := w.Wrap(t.Context(), dataKey, []byte("live"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.aads = nil
+		if _, err := w.Unwrap(t.Context(), wrapped, []byte("live")); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, err = w.Unwrap(t.Context(), wrapped, []byte("sandbox"))
+		if live, sandbox := hex.EncodeToString([]byte("live")), hex.EncodeToString([]byte("sandbox")); !errors.Is(err, cardvault.ErrWrongKey) ||
+			len(c.aads) < 2 || c.aads[0] != live || c.aads[1] != sandbox {
+			t.Errorf("%s received %v: %v", name, c.aads, err)
 		}
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"data": data})
+}
+
+// TestFaults: a service that does not work, denies access or answers with garbage is not a
+// wrong key, and Wrap returns nothing that would not unwrap.
+func TestFaults(t *testing.T) {
+	amazon, google := newCloud(t, serveAWS), newCloud(t, serveGoogle)
+	answer := func(status int, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, text)
+		}
+	}
+	another := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{8}, 48))
+	wrappers := map[string]cardvault.KeyWrapper{"aws": openAWS(t, amazon, arn, secret), "google": openGoogle(t, google, "cards", "ya29.token")}
+	wrapped := map[string][]byte{}
+	fails := func(what string) {
+		t.Helper()
+		for name, w := range wrappers {
+			// Another wrapper has not checked the service yet.
+			fresh := map[string]func() cardvault.KeyWrapper{
+				"aws":    func() cardvault.KeyWrapper { return openAWS(t, amazon, arn, secret) },
+				"google": func() cardvault.KeyWrapper { return openGoogle(t, google, "cards", "ya29.token") },
+			}[name]()
+			if _, err := w.Unwrap(t.Context(), wrapped[name], nil); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
+				t.Errorf("%s, %s: Unwrap: %v", name, what, err)
+			}
+			if _, err := fresh.Wrap(t.Context(), dataKey, nil); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
+				t.Errorf("%s, %s: Wrap: %v", name, what, err)
+			}
+		}
+	}
+	for name, w := range wrappers {
+		var err error
+		if wrapped[name], err = w.Wrap(t.Context(), dataKey, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for what, fault := range map[string]http.HandlerFunc{
+		"access denied":    answer(400, `{"__type":"AccessDeniedException","message":"denied"}`),
+		"disabled":         answer(400, `{"__type":"DisabledException","message":"disabled"}`),
+		"forbidden":        answer(403, `{"error":{"code":403,"status":"PERMISSION_DENIED"}}`),
+		"too many":         answer(429, `{"error":{"code":429,"status":"RESOURCE_EXHAUSTED"}}`),
+		"internal error":   answer(500, `{"__type":"KMSInternalException"}`),
+		"unavailable":      answer(503, ``),
+		"garbage":          answer(200, `<html>`),
+		"nothing":          answer(200, `{}`),
+		"truncated answer": answer(200, `{"Plaintext":"AAAA`),
+	} {
+		amazon.breaks(fault)
+		google.breaks(fault)
+		fails(what)
+	}
+
+	// Another ciphertext than the key's, such as after an alias moved: it does not unwrap.
+	swap := func(serve func(*cloud, http.ResponseWriter, *http.Request), c *cloud, decrypts func(*http.Request) bool, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if decrypts(r) {
+				serve(c, w, r)
+				return
+			}
+			_, _ = io.WriteString(w, text)
+		}
+	}
+	amazon.breaks(swap(serveAWS, amazon, func(r *http.Request) bool { return r.Header.Get("X-Amz-Target") == "TrentService.Decrypt" },
+		fmt.Sprintf(`{"KeyId":%q,"CiphertextBlob":%q}`, otherARN, another)))
+	google.breaks(swap(serveGoogle, google, func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, ":decrypt") },
+		fmt.Sprintf(`{"ciphertext":%q,"ciphertextCrc32c":"%d","verifiedPlaintextCrc32c":true,"verifiedAdditionalAuthenticatedDataCrc32c":true}`, another, sum(fromBase64(another)))))
+	for name, w := range map[string]cardvault.KeyWrapper{"aws": openAWS(t, amazon, arn, secret), "google": openGoogle(t, google, "cards", "ya29.token")} {
+		if _, err := w.Wrap(t.Context(), dataKey, nil); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
+			t.Errorf("%s, an answer of another key: %v", name, err)
+		}
+	}
+
+	amazon.Close()
+	google.Close()
+	fails("not there")
+}
+
+// TestAuthentication: an unknown caller is refused, and the key is not a wrong one.
+func TestAuthentication(t *testing.T) {
+	amazon, google := newCloud(t, serveAWS), newCloud(t, serveGoogle)
+	for name, open := range map[string]func(known bool) cardvault.KeyWrapper{
+		"aws": func(known bool) cardvault.KeyWrapper {
+			return openAWS(t, amazon, arn, map[bool]string{true: secret, false: "another"}[known])
+		},
+		"google": func(known bool) cardvault.KeyWrapper {
+			return openGoogle(t, google, "cards", map[bool]string{true: "ya29.token", false: "another"}[known])
+		},
+	} {
+		wrapped, err := open(true).Wrap(t.Context(), dataKey, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := open(false).Unwrap(t.Context(), wrapped, nil); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -20,6 +20,7 @@ var inDocuments = map[string]setting{
 	"docs/account-updater.md: Keep cards up to date": {declarations: `var myUpdater updater.Provider`, last: "_ = o"},
 	"docs/account-updater.md: Write an adapter":      {compiled: "simnet runs the same suite"},
 	"docs/custody.md: OpenBao and HashiCorp Vault":   {compiled: "it lacks a server", module: "kms"},
+	"docs/custody.md: Azure and others":              {compiled: "it lacks Azure", module: "kms/gocloud"},
 	"docs/custody.md: HSM":                           {compiled: "it lacks an HSM", module: "kms/pkcs11"},
 	"docs/custody.md: Ceremony":                      {compiled: "examples/ceremony makes the same calls", module: "kms", declarations: `var enter func(context.Context, shares.Prompt) ([]byte, error)`},
 	"docs/embed.md: Store and read a card":           {output: `424242\*{6}4242\nVISA 2030`},

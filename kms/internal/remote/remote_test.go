@@ -139,6 +139,15 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
+// TestNothing: an answer without a plaintext is not a key.
+func TestNothing(t *testing.T) {
+	s := newService(1)
+	w := remote.New("key", s.encrypt, func(context.Context, []byte, []byte) ([]byte, error) { return nil, nil })
+	if got, err := w.Unwrap(t.Context(), dataKey, aad); err == nil || errors.Is(err, cardvault.ErrWrongKey) {
+		t.Errorf("%x, %v", got, err)
+	}
+}
+
 // TestDeadline: a service that hangs ends the call, not the vault. The error is that of the
 // context, whatever the service says of its end.
 func TestDeadline(t *testing.T) {
