@@ -24,6 +24,7 @@ var routeBehaviours = []behaviour{
 	{"NetworkRemoved", networkRemoved},
 	{"SchemeMoved", schemeMoved},
 	{"NetworksExchanged", networksExchanged},
+	{"NetworksReplaced", networksReplaced},
 }
 
 // The names that two bureaus give to their network tokens are the same: only the name of the
@@ -243,6 +244,42 @@ func networksExchanged(t *testing.T, s store.Store) {
 		noError(t, vaults[rand.IntN(2)].Delete(ctx, id))
 	}
 	eventually(t, vaults[1], func() bool { return len(one.left())+len(other.left()) == 0 })
+}
+
+// networksReplaced: a card that replaces one of another network has its network token there. A
+// notice of the former network that is under way does not touch it, though the network tokens
+// have the same id.
+func networksReplaced(t *testing.T, s store.Store) {
+	one, other := bureaus()
+	m := &meddler{Store: s}
+	v, ctx := routing(t, m, one, other), t.Context()
+	token := importCard(t, v, testCard(1), nil).ID
+	drain(t, v)
+	one.remains(t, 1)
+	id := one.left()[0]
+
+	notice := suspended(1, time.Now(), id)
+	notice.Token.Network = "one"
+	m.meddle = func() {
+		must(v.Replace(ctx, token, mastercard(1), nil))(t)
+		drain(t, v)
+	}
+	noError(t, v.Notify(ctx, notice))
+	one.remains(t, 0)
+	other.remains(t, 1)
+	if other.left()[0] != id {
+		t.Fatal("the networks name their network tokens differently")
+	}
+	checkState(t, v, token, network.Active, "")
+
+	must(v.Replace(ctx, token, testCard(2), nil))(t)
+	drain(t, v)
+	checkState(t, v, token, network.Active, "")
+	one.remains(t, 1)
+	other.remains(t, 0)
+	noError(t, v.Delete(ctx, token))
+	drain(t, v)
+	one.remains(t, 0)
 }
 
 // keys returns the idempotency keys under which network tokens were asked for.
