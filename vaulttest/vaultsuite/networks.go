@@ -258,7 +258,7 @@ func networksReplaced(t *testing.T, s store.Store) {
 	one.remains(t, 1)
 	id := one.left()[0]
 
-	notice := suspended(1, time.Now(), id)
+	notice := suspended(1, time.Now().Add(time.Minute), id) // later than the new network token
 	notice.Token.Network = "one"
 	m.meddle = func() {
 		must(v.Replace(ctx, token, mastercard(1), nil))(t)

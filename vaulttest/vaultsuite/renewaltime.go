@@ -34,8 +34,8 @@ func inBubble(t *testing.T, s store.Store, f func(t *testing.T, s store.Store)) 
 	bubble.Test(t, func(t *testing.T) { f(t, outside) })
 }
 
-// later lets time pass.
-func later(d time.Duration) {
+// goOn lets time pass.
+func goOn(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
@@ -58,13 +58,13 @@ func renewalKilled(t *testing.T, s store.Store) {
 			o.name = fmt.Sprint("office-", writes)
 			opts := &cardvault.Options{Mode: cardvault.Sandbox, Updater: o}
 			sound := vaultOn(t, s, opts)
-			later(time.Second)
+			goOn(time.Second)
 			d := &dying{Store: s}
 			d.left.Store(writes)
 			_ = vaultOn(t, d, opts).Drain(t.Context()) // may be killed
 			ended = d.left.Load() > 0
 			before := len(o.all())
-			later(5 * time.Minute)
+			goOn(5 * time.Minute)
 			drain(t, sound)
 
 			of := map[string]inquiry{}
@@ -111,13 +111,13 @@ func renewalFeedDown(t *testing.T, s store.Store) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- v.Run(ctx) }()
-		later(24 * time.Hour)
+		goOn(24 * time.Hour)
 		if n := o.calls.Load(); n < 100 || n > 10_000 {
 			t.Errorf("the feed is called %d times in a day", n)
 		}
 
 		o.up.Store(true)
-		later(5 * time.Minute)
+		goOn(5 * time.Minute)
 		o.tells(t, "updated", o.outcome(t, 0, updater.Updated, 100, renewedTo))
 		o.tells(t, "expiry changed", o.outcome(t, 1, updater.ExpiryChanged, 0, renewedTo))
 		cancel()
