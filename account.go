@@ -65,7 +65,7 @@ type AccountOptions struct {
 //
 // Errors: FieldErrors; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOptions) (_ *Account, err error) {
-	defer v.doing("create account", &err)
+	defer v.doing(ctx, "create account", &err)
 	if name != "" {
 		if err := checkText("Name", []byte(name)); err != nil {
 			return nil, err
@@ -127,7 +127,7 @@ func (a *Account) complete(v *Vault) ([]*store.Record, error) {
 
 // Account returns the account that this handle works on.
 func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
-	defer v.doing("get account", &err)
+	defer v.doing(ctx, "get account", &err)
 	whole := v.whole()
 	r, err := whole.rows.Get(ctx, kindAccount, v.rows.ID)
 	if err != nil {
@@ -139,7 +139,7 @@ func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
 // ListAccounts returns one page of all accounts. opts may be nil. If accounts are damaged,
 // the page comes with an error: see [Page].
 func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*Account], err error) {
-	defer v.doing("list accounts", &err)
+	defer v.doing(ctx, "list accounts", &err)
 	return listedAccounts(v, opts).page(ctx)
 }
 
@@ -169,7 +169,7 @@ type AccountUpdate struct {
 //
 // Errors: FieldErrors; ErrNotFound.
 func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account, err error) {
-	defer v.doing("update account", &err)
+	defer v.doing(ctx, "update account", &err)
 	if err := u.check(); err != nil {
 		return nil, err
 	}

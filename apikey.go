@@ -145,7 +145,7 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // ErrInsufficientScope for a creator that lacks a scope, and ErrAPIKeyDepth for a creator
 // at the end of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
-	defer v.doing("create API key", &err)
+	defer v.doing(ctx, "create API key", &err)
 	if err := checkAPIKey(label, scopes, opts); err != nil {
 		return nil, err
 	}
@@ -183,7 +183,7 @@ func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, 
 //
 // Errors: as for CreateAPIKey; ErrAPIKeyRevoked; ErrAPIKeyDiffers.
 func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
-	defer v.doing("ensure API key", &err)
+	defer v.doing(ctx, "ensure API key", &err)
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
@@ -445,7 +445,7 @@ func creatorRows(r *store.Record) (rows []uuid.UUID) {
 // ListAPIKeys returns one page of the account's API keys. opts may be nil. If keys are
 // damaged, the page comes with an error: see [Page].
 func (v *Vault) ListAPIKeys(ctx context.Context, opts *ListOptions) (_ *Page[*APIKey], err error) {
-	defer v.doing("list API keys", &err)
+	defer v.doing(ctx, "list API keys", &err)
 	return listedApiKeys(v, opts).page(ctx)
 }
 
@@ -466,14 +466,14 @@ func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
 // more than a thousand, never authenticate from then on, but are listed until [Vault.Run]
 // has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
-	defer v.doing("delete API key", &err)
+	defer v.doing(ctx, "delete API key", &err, id)
 	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself
 // and the keys below it. Any other id is ErrNotFound.
 func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error) {
-	defer v.doing("delete API key", &err)
+	defer v.doing(ctx, "delete API key", &err, id)
 	r, err := v.rows.Get(ctx, kindAPIKey, id)
 	if err != nil {
 		return err
@@ -498,7 +498,7 @@ type Principal struct {
 // Authenticate returns the principal of an API key's text, in any account. The error is
 // ErrUnauthenticated for every text that is not a valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
-	defer v.doing("authenticate", &err)
+	defer v.whole().doing(ctx, "authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
 	if !ok {
 		return nil, ErrUnauthenticated

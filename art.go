@@ -16,7 +16,7 @@ import (
 // The handle In(uuid.Nil) has the art of every account: the id is unguessable, and says
 // nothing of a card. The error is ErrNotFound for an id that no token shows.
 func (v *Vault) CardArt(ctx context.Context, id uuid.UUID) (_ *network.Art, err error) {
-	defer v.doing("get card art", &err)
+	defer v.doing(ctx, "get card art", &err)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}

@@ -174,7 +174,7 @@ func newFailure(code network.Code, schemeCode string) *Failure {
 // account does not have; ErrNotFound; ErrIdempotencyKeyReused;
 // ErrIdempotencyInProgress.
 func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentRequest) (_ *PaymentData, err error) {
-	defer v.doing("request payment data", &err)
+	defer v.doing(ctx, "request payment data", &err, id)
 	if err := checkPayment(ctx, v, r); err != nil {
 		return nil, err
 	}
@@ -518,7 +518,7 @@ func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, er
 // unless the token has it: the account may not have the token, and the oldest may have been
 // erased by a quota.
 func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *PaymentData, err error) {
-	defer v.doing("get payment data", &err)
+	defer v.doing(ctx, "get payment data", &err, id)
 	r, err := v.rows.Get(ctx, kindPaymentData, id)
 	if err != nil {
 		return nil, err
@@ -546,7 +546,7 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 // error is ErrNotFound for an id that the account does not have. If payment data is
 // damaged, the page comes with an error: see [Page].
 func (v *Vault) ListPaymentData(ctx context.Context, token uuid.UUID, opts *ListOptions) (_ *Page[*PaymentData], err error) {
-	defer v.doing("list payment data", &err)
+	defer v.doing(ctx, "list payment data", &err, token)
 	return listedPaymentData(v, token, opts).page(ctx)
 }
 

@@ -59,7 +59,7 @@ func (s *DeliveryStatus) UnmarshalText(text []byte) error {
 // the account does not have. If deliveries are damaged, the page comes with an error: see
 // [Page]. The text of the error also names their events, which Redeliver makes whole.
 func (v *Vault) ListDeliveries(ctx context.Context, webhook uuid.UUID, opts *ListOptions) (_ *Page[*DeliveryRecord], err error) {
-	defer v.doing("list deliveries", &err)
+	defer v.doing(ctx, "list deliveries", &err, webhook)
 	return listedDeliveries(v, webhook, opts).page(ctx)
 }
 
@@ -117,7 +117,7 @@ func (v *Vault) describeDelivery(ctx context.Context, r *store.Record) (*Deliver
 // Errors: ErrNotFound for an event that the account does not have, that is no longer in the
 // log of a webhook, or whose token was deleted; ErrNoWebhook; ErrIdempotencyKeyReused.
 func (v *Vault) Redeliver(ctx context.Context, event uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
-	defer v.doing("redeliver event", &err)
+	defer v.doing(ctx, "redeliver event", &err, event)
 	row := v.rows.Unmask(kindEvent, event)
 	if row == uuid.Nil {
 		return nil, ErrNotFound

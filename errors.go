@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -214,8 +215,9 @@ func Damaged(err error) (records []DamagedRecord) {
 
 // A callError says what a call was doing when it failed.
 type callError struct {
-	verb string
-	err  error
+	verb     string
+	err      error
+	recorded bool // in the audit log
 }
 
 // Error begins with the package, which the errors inside name too.
@@ -232,12 +234,39 @@ var errNotOpened = errors.New("cardvault: vault was not opened: use Open or New"
 func notEnabled(lacks string) error { return fmt.Errorf("%w: %s", ErrNotEnabled, lacks) }
 
 // doing lets the error of a call say what the call was doing. Every method that can fail
-// defers it. A Vault that was not opened fails where it would panic.
-func (v *Vault) doing(verb string, err *error) {
-	if (v == nil || v.core == nil) && recover() != nil {
-		*err = errNotOpened
+// defers it. A Vault that was not opened fails where it would panic. The audit log has the call,
+// with the id of its object, unless its record was written with its change.
+func (v *Vault) doing(ctx context.Context, verb string, err *error, object ...uuid.UUID) {
+	if v == nil || v.core == nil {
+		if recover() != nil {
+			*err = errNotOpened
+		}
+		doing(verb, err)
+		return
 	}
+	record(ctx, v.rows, verb, err, object...)
 	doing(verb, err)
+}
+
+// record records a call in the audit log that was refused, has failed or has read. A read whose
+// record is refused fails.
+func record(ctx context.Context, rows ledger.Account, verb string, err *error, object ...uuid.UUID) {
+	op, ok := recordedCalls[verb]
+	inner, within := (*err).(*callError)
+	if !ok || *err == nil && !op.IsRead() || within && inner.recorded {
+		return
+	}
+	var id uuid.UUID
+	if len(object) > 0 {
+		id = object[0]
+	}
+	refused := rows.Note(ctx, op, id, *err)
+	switch {
+	case *err == nil:
+		*err = refused
+	default:
+		*err = &callError{verb, *err, true}
+	}
 }
 
 // doing is for calls of an open Vault. If calls make others, the outermost counts.
@@ -245,8 +274,9 @@ func doing(verb string, err *error) {
 	if *err == nil {
 		return
 	}
-	if inner, ok := (*err).(*callError); ok {
-		*err = inner.err
+	recorded := false
+	for inner, ok := (*err).(*callError); ok; inner, ok = (*err).(*callError) {
+		*err, recorded = inner.err, recorded || inner.recorded
 	}
-	*err = &callError{verb, *err}
+	*err = &callError{verb, *err, recorded}
 }

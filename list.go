@@ -108,7 +108,8 @@ func iterate[T any](ctx context.Context, v *Vault, list func() *listed[T]) iter.
 			return
 		}
 		l := list()
-		if err := l.invalid; err != nil {
+		err := l.invalid
+		if record(ctx, v.rows, l.verb, &err); err != nil {
 			doing(l.verb, &err)
 			yield(none, err)
 			return

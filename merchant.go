@@ -59,7 +59,7 @@ type MerchantOptions struct {
 // Errors: FieldErrors; ErrIdempotencyKeyReused; ErrNotFound for a handle on an account
 // that does not exist.
 func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
-	defer v.doing("create merchant", &err)
+	defer v.doing(ctx, "create merchant", &err)
 	if err := checkText("Name", []byte(name)); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (v *Vault) CreateMerchant(ctx context.Context, name string, opts *MerchantO
 // Errors: FieldErrors; ErrDamaged if damage hides whether the merchant exists; ErrNotFound
 // for a handle on an account that does not exist.
 func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantOptions) (_ *Merchant, err error) {
-	defer v.doing("ensure merchant", &err)
+	defer v.doing(ctx, "ensure merchant", &err)
 	err = checkText("Name", []byte(name))
 	if opts != nil {
 		err = errors.Join(err, noIdempotencyKey(opts.IdempotencyKey))
@@ -176,7 +176,7 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 // ListMerchants returns one page of the account's merchants. opts may be nil. If merchants
 // are damaged, the page comes with an error: see [Page].
 func (v *Vault) ListMerchants(ctx context.Context, opts *ListOptions) (_ *Page[*Merchant], err error) {
-	defer v.doing("list merchants", &err)
+	defer v.doing(ctx, "list merchants", &err)
 	return listedMerchants(v, opts).page(ctx)
 }
 
@@ -192,7 +192,7 @@ func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
 // Merchant returns a merchant. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Merchant(ctx context.Context, id uuid.UUID) (_ *Merchant, err error) {
-	defer v.doing("get merchant", &err)
+	defer v.doing(ctx, "get merchant", &err, id)
 	r, err := v.rows.Get(ctx, kindMerchant, id)
 	if err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ func (v *Vault) Merchant(ctx context.Context, id uuid.UUID) (_ *Merchant, err er
 
 // PrimaryMerchant returns the account's primary merchant.
 func (v *Vault) PrimaryMerchant(ctx context.Context) (_ *Merchant, err error) {
-	defer v.doing("get primary merchant", &err)
+	defer v.doing(ctx, "get primary merchant", &err)
 	// It is the first, unless the clock stepped back before another was made.
 	m, err := findMerchant(ctx, v, func(m *Merchant) bool { return m.Primary })
 	if m == nil && err == nil {
@@ -239,7 +239,7 @@ type PaymentSecretOptions struct {
 // Errors: ErrNotFound for a merchant that the account does not have;
 // ErrIdempotencyKeyReused.
 func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opts *PaymentSecretOptions) (_ *PaymentSecret, err error) {
-	defer v.doing("rotate payment secret", &err)
+	defer v.doing(ctx, "rotate payment secret", &err, merchant)
 	if opts == nil {
 		opts = new(PaymentSecretOptions)
 	}

@@ -28,7 +28,7 @@ import (
 // also be because the vault has not stored it yet: let the network deliver the
 // notice again later.
 func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
-	defer v.doing("apply notice", &err)
+	defer v.doing(ctx, "apply notice", &err)
 	if err := checkNotice(n); err != nil {
 		return err
 	}

@@ -172,6 +172,10 @@ type Options struct {
 	// [Vault.UpdateAccount].
 	Quotas Quotas
 
+	// Audit configures the audit log, which has a record of each call that writes, uses a card
+	// or is refused. If nil, the vault has none.
+	Audit *AuditOptions
+
 	// Logger receives background failures, and every write at debug level. Nothing
 	// sensitive is logged. Defaults to none.
 	Logger *slog.Logger
@@ -225,6 +229,7 @@ func (o *Options) withDefaults() (Options, error) {
 		(*Options).checkAdapters,
 		(*Options).completeLimits,
 		(*Options).completeBaseURL,
+		(*Options).completeAudit,
 	} {
 		if err := complete(&opts); err != nil {
 			return opts, err

@@ -26,9 +26,14 @@ import (
 // ErrTokenInvalidated; ErrCardDataStale; ErrProviderUnavailable with the cause in its text;
 // ErrProviderTimeout, even when the deadline of ctx has come first.
 func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_ *ppan.Answer, err error) {
-	defer v.doing("obtain PPAN", &err)
+	defer v.doing(ctx, "obtain PPAN", &err, id)
 	if v.ledger.Closed() {
 		return nil, ErrClosed
+	}
+	op := opObtainPPAN
+	defer func() { v.rows.Wrote(ctx, op, id, err) }()
+	if err := v.ledger.Admit(); err != nil {
+		return nil, err
 	}
 	if !v.PPANEnabled() {
 		return nil, notEnabled("Options.PPAN is nil")
@@ -43,7 +48,6 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		return nil, err
 	}
 	if !v.opts.maySendFor(account, target) {
-		v.rows.Wrote(ctx, opObtainPPAN, id, ErrProviderAccount)
 		return nil, ErrProviderAccount
 	}
 
@@ -72,11 +76,9 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 		Account: a, Sandbox: v.opts.Mode == Sandbox,
 		PAN: card.PAN, Expiry: card.Expiry, SecurityCode: card.SecurityCode,
 	})
-	op := opObtainPPAN
 	if err == nil {
 		op.Detail = answer.Status.String()
 	}
-	v.rows.Wrote(ctx, op, id, err)
 	return answer, err
 }
 

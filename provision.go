@@ -29,7 +29,7 @@ import (
 //
 // Errors: ErrNetworkTokenState, ErrNotFound, ErrIdempotencyKeyReused.
 func (v *Vault) Provision(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Token, err error) {
-	defer v.doing("provision network token", &err)
+	defer v.doing(ctx, "provision network token", &err, id)
 	call := replay.Request{Operation: opProvision, Object: id, Key: opts.key()}
 	again := func(answer []byte) (*Token, error) { return v.decodeAnswer(ctx, answer) }
 	return once(ctx, v, call, again, func(c *replay.Call) (*Token, error) { return provision(ctx, v, id, c) })
@@ -640,14 +640,14 @@ func isFinal(e *network.Error) bool {
 // unless the network token is active or inactive; a [*network.Error];
 // ErrUnavailable if the network gave no answer; ErrNotFound.
 func (v *Vault) SuspendNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
-	defer v.doing("suspend network token", &err)
+	defer v.doing(ctx, "suspend network token", &err, id)
 	return v.suspend(ctx, id, true, network.Suspender.Suspend)
 }
 
 // ResumeNetworkToken ends the suspension by SuspendNetworkToken. The network token is
 // active again unless another owner still suspends it. Errors are the same.
 func (v *Vault) ResumeNetworkToken(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
-	defer v.doing("resume network token", &err)
+	defer v.doing(ctx, "resume network token", &err, id)
 	return v.suspend(ctx, id, false, network.Suspender.Resume)
 }
 

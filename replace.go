@@ -38,7 +38,7 @@ import (
 // the token has already ErrCardDataStale or ErrTokenInvalidated, if its scheme has replaced or
 // invalidated it; ErrIdempotencyKeyReused.
 func (v *Vault) Replace(ctx context.Context, id uuid.UUID, c Card, opts *CallOptions) (_ *Token, err error) {
-	defer v.doing("replace card", &err)
+	defer v.doing(ctx, "replace card", &err, id)
 	if err := v.Check(c, nil); err != nil {
 		return nil, err
 	}
@@ -256,7 +256,7 @@ func shownBefore(ctx context.Context, v *Vault, row uuid.UUID) ([]store.Key, err
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) ReplaceSession(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *CreatedSession, err error) {
-	defer v.doing("replace session", &err)
+	defer v.doing(ctx, "replace session", &err, id)
 	call := replay.Request{Operation: opReplaceSession, Object: id, Key: opts.key()}
 	return once(ctx, v, call, repeatedSession, func(c *replay.Call) (*CreatedSession, error) {
 		row := v.rows.Unmask(kindToken, id)

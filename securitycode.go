@@ -33,7 +33,7 @@ type SecurityCodeStatus struct {
 //
 // The error is ErrNotFound for an id that the account does not have.
 func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *SecurityCodeStatus, err error) {
-	defer v.doing("get security code status", &err)
+	defer v.doing(ctx, "get security code status", &err, id)
 	t, err := v.Get(ctx, id)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (v *Vault) SecurityCodeStatus(ctx context.Context, id uuid.UUID) (_ *Securi
 // now useless, may still be there; ErrIdempotencyKeyReused; ErrIdempotencyInProgress.
 // Repeated under an idempotency key it does not end the code of a later refresh.
 func (v *Vault) Consume(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Outcome, err error) {
-	defer v.doing("consume security code", &err)
+	defer v.doing(ctx, "consume security code", &err, id)
 	call := replay.Request{Operation: opConsume, Object: id, Key: opts.key()}
 	return once(ctx, v, call, replayed, func(c *replay.Call) (*Outcome, error) {
 		err := v.consume(ctx, id, c, nil)
@@ -147,7 +147,7 @@ func (v *Vault) endCode(ctx context.Context, id uuid.UUID, c *replay.Call, only 
 //
 // Errors: ErrNotFound, ErrQuotaExceeded, ErrIdempotencyKeyReused.
 func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *CreatedSession, err error) {
-	defer v.doing("refresh session", &err)
+	defer v.doing(ctx, "refresh session", &err, id)
 	call := replay.Request{Operation: opRefreshSession, Object: id, Key: opts.key()}
 	return once(ctx, v, call, repeatedSession, func(c *replay.Call) (*CreatedSession, error) {
 		row := v.rows.Unmask(kindToken, id)
@@ -168,7 +168,7 @@ func (v *Vault) RefreshSession(ctx context.Context, id uuid.UUID, opts *CallOpti
 // ErrUnavailable if the cache refuses the code or the store cannot be read then: the session is completed all the
 // same, and no code is left.
 func (v *Vault) RefreshSecurityCode(ctx context.Context, id SessionID, code card.SecurityCode) (_ *Token, err error) {
-	defer v.doing("refresh security code", &err)
+	defer v.doing(ctx, "refresh security code", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		s, err := v.openSession(ctx, id)
 		if err != nil {

@@ -75,7 +75,7 @@ type CreatedSession struct {
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotFound for a handle
 // on an account that does not exist.
 func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ *CreatedSession, err error) {
-	defer v.doing("create session", &err)
+	defer v.doing(ctx, "create session", &err)
 	if err := opts.Check(); err != nil {
 		return nil, err
 	}
@@ -303,7 +303,7 @@ func (s *SessionState) UnmarshalText(text []byte) error {
 // The error is ErrNotFound for a session that is unknown, expired, or of another account,
 // or for a token that was deleted.
 func (v *Vault) Session(ctx context.Context, id SessionID) (_ *Session, err error) {
-	defer v.doing("get session", &err)
+	defer v.doing(ctx, "get session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		s, err := v.readSession(ctx, id)
 		if err == nil {
@@ -327,7 +327,7 @@ type SessionStatus struct {
 // idv.Provider and completes nothing, and costs one read. The error is ErrNotFound for a
 // session that is unknown, ended, or of another account.
 func (v *Vault) SessionStatus(ctx context.Context, id SessionID) (_ *SessionStatus, err error) {
-	defer v.doing("get session status", &err)
+	defer v.doing(ctx, "get session status", &err)
 	s, err := v.readSession(ctx, id)
 	if err != nil {
 		return nil, err
@@ -376,7 +376,7 @@ func (s *visit) describe(ctx context.Context) (*Session, error) {
 // ErrTooManyNumbers and ErrCardReplaced, which leave the session open and are not counted as a
 // refused card; for a refreshed security code the errors of RefreshSecurityCode.
 func (v *Vault) CompleteSession(ctx context.Context, id SessionID, payload []byte) (_ *Session, err error) {
-	defer v.doing("complete session", &err)
+	defer v.doing(ctx, "complete session", &err)
 	return ledger.Retry(ctx, func() (*Session, error) {
 		s, err := v.readSession(ctx, id)
 		if err != nil {
@@ -466,7 +466,7 @@ func (s *visit) complete(ctx context.Context, claims []byte, used []*store.Recor
 // ReplaceSession, those of Replace, which leave the session open; ErrIdentificationFailed,
 // which ends it, as do errors of Replace after the identification.
 func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, err error) {
-	defer v.doing("tokenize card", &err)
+	defer v.doing(ctx, "tokenize card", &err)
 	return ledger.Retry(ctx, func() (*Token, error) {
 		s, err := v.openSession(ctx, id)
 		if err != nil {

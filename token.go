@@ -185,7 +185,7 @@ type ImportOptions struct {
 // Check returns a FieldError for each rule that an Import of these values
 // would report, or nil. It needs no store.
 func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
-	defer v.doing("check card", &err)
+	defer v.doing(context.Background(), "check card", &err)
 	errs := c.check(v.opts.AllowNonLuhn)
 	if opts != nil {
 		errs = append(errs, opts.check()...)
@@ -228,7 +228,7 @@ func dependsOnBusinessKey() error {
 // Errors: FieldErrors, ErrTooManyNumbers, ErrIdempotencyKeyReused, and ErrNotFound for a
 // handle on an account that does not exist.
 func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Token, err error) {
-	defer v.doing("import card", &err)
+	defer v.doing(ctx, "import card", &err)
 	if opts == nil {
 		opts = new(ImportOptions)
 	}
@@ -452,7 +452,7 @@ func (t *Token) setMasked(m string) {
 // Get returns a token. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Get(ctx context.Context, id uuid.UUID) (_ *Token, err error) {
-	defer v.doing("get token", &err)
+	defer v.doing(ctx, "get token", &err, id)
 	r, err := v.rows.Get(ctx, kindToken, id)
 	if err != nil {
 		return nil, err
@@ -493,7 +493,7 @@ func (o *TokenListOptions) check() error {
 // List returns one page of the account's tokens. opts may be nil. A page past
 // the end is empty. If tokens are damaged, the page comes with an error: see [Page].
 func (v *Vault) List(ctx context.Context, opts *TokenListOptions) (_ *Page[*Token], err error) {
-	defer v.doing("list tokens", &err)
+	defer v.doing(ctx, "list tokens", &err)
 	l := listedTokens(v, opts)
 	if l.Keep != nil {
 		l.invalid = errors.Join(l.invalid, &FieldError{"Fingerprint", invalid.OutOfRange, "must be empty: only All selects by fingerprint"})
@@ -587,7 +587,7 @@ func (u *TokenUpdate) Check() error {
 // Errors: FieldErrors; ErrNotFound; for an expiry, ErrCardReplaced if the card is replaced at the
 // same time: the expiry is the former card's then.
 func (v *Vault) Update(ctx context.Context, id uuid.UUID, u TokenUpdate) (_ *Token, err error) {
-	defer v.doing("update token", &err)
+	defer v.doing(ctx, "update token", &err, id)
 	if err := u.Check(); err != nil {
 		return nil, err
 	}
@@ -665,7 +665,7 @@ func (u *TokenUpdate) apply(t *Token) error {
 // then on, and erased by [Vault.Run]. The error is ErrNotFound for an id that the account
 // does not have, or no longer has.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
-	defer v.doing("delete token", &err)
+	defer v.doing(ctx, "delete token", &err, id)
 	_, err = ledger.Retry(ctx, func() (*deletion, error) {
 		d := &deletion{vault: v, id: id, row: v.rows.Unmask(kindToken, id)}
 		if err := d.read(ctx); err != nil {

@@ -24,11 +24,13 @@ type UsedCard = card.Used
 // Errors: ErrNotEnabled without purposes; FieldErrors; ErrNotFound; ErrTokenInvalidated;
 // ErrCardDataStale.
 func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(context.Context, *UsedCard) error) (err error) {
-	defer v.doing("use card", &err)
-	if err := v.opts.checkPurpose(purpose); err != nil {
-		return err
+	defer v.doing(ctx, "use card", &err, id)
+	get := func() (*UsedCard, error) {
+		if err := v.opts.checkPurpose(purpose); err != nil {
+			return nil, err
+		}
+		return (&usage{vault: v, id: id}).open(ctx, true, true)
 	}
-	get := func() (*UsedCard, error) { return (&usage{vault: v, id: id}).open(ctx, true, true) }
 	return use.With(ctx, v.rows, opUse.For(purpose), id, get, f)
 }
 
@@ -38,24 +40,24 @@ func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(co
 //
 // Errors: those of Use and RequestPaymentData; [*DeclinedError].
 func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string, r PaymentRequest, f func(context.Context, *receive.Credential) error) (err error) {
-	defer v.doing("use credential", &err)
-	if err := errors.Join(v.opts.checkPurpose(purpose), checkPayment(ctx, v, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
-		return err
+	defer v.doing(ctx, "use credential", &err, id)
+	get := func() (*receive.Credential, error) {
+		if err := errors.Join(v.opts.checkPurpose(purpose), checkPayment(ctx, v, r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
+			return nil, err
+		}
+		return (&usage{vault: v, id: id}).credential(ctx, &r)
 	}
-	get := func() (*receive.Credential, error) { return (&usage{vault: v, id: id}).credential(ctx, &r) }
 	return use.With(ctx, v.rows, opUseCredential.For(purpose), id, get, f)
 }
 
 // Forward is for package forward, which makes a call of another system with the card of a
 // token, and with its network token if r is not nil.
 func (v *Vault) Forward(ctx context.Context, id uuid.UUID, c *use.Call, r *PaymentRequest) (_ *use.Sent, err error) {
-	defer v.doing("forward", &err)
+	defer v.doing(ctx, "forward", &err, id)
 	token := &usage{vault: v, id: id}
 	s := use.Source{Calls: v.calls, Rows: v.rows, Operation: opForward, Token: id, Kind: kindToken, Log: v.log, Card: token.open}
 	if r != nil {
-		if err := errors.Join(checkPayment(ctx, v, *r), noIdempotencyKey(r.IdempotencyKey)); err != nil {
-			return nil, err
-		}
+		s.Check = func() error { return errors.Join(checkPayment(ctx, v, *r), noIdempotencyKey(r.IdempotencyKey)) }
 		s.Credential = func(ctx context.Context) (*receive.Credential, error) { return token.credential(ctx, r) }
 		s.Wait = v.opts.NetworkTimeout
 	}
@@ -124,7 +126,7 @@ func (u *usage) open(ctx context.Context, number, code bool) (*UsedCard, error) 
 // consume ends the code that the token had when it was used, and no later one.
 func (u *usage) consume(ctx context.Context, then *Token) (err error) {
 	v := u.vault
-	defer v.doing("consume security code", &err)
+	defer v.doing(ctx, "consume security code", &err, u.id)
 	err = v.consume(ctx, u.id, nil, &then.codes)
 	v.rows.Wrote(ctx, opConsume, u.id, err)
 	return err

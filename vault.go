@@ -109,6 +109,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -144,6 +145,7 @@ type core struct {
 	standings sync.Map // of accounts: *standing
 	counts    quota.Counts
 	outbox    *outbox.Outbox
+	audit     *auditlog.Log     // nil without Options.Audit
 	testing   sync.Map          // row keys of webhooks to which a test is under way
 	rate      *jobs.Rate        // of calls for a scheme
 	renewals  *renewal.Renewals // nil without an account updater
@@ -196,6 +198,10 @@ const (
 	kindRound                                  // the going through all tokens for the account updater, one of the whole vault
 	kindSubmission                             // the cards that were submitted to the account updater together
 	kindOptOut                                 // that a cardholder wants no updates; id and parent are the token's
+	kindAuditRecord
+	kindAuditCheckpoint
+	kindAuditChain
+	kindAuditSegment
 )
 
 // homes says of which account records are; other kinds are Anywhere.
@@ -208,6 +214,8 @@ var homes = map[store.Kind]ledger.Home{
 	kindBackfill: ledger.Own, kindCardArt: ledger.Own, kindCardArtPart: ledger.Own, kindPaymentData: ledger.Own,
 	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own,
 	kindCredential: ledger.Own, kindDelivery: ledger.Own, // those of the sink are of no account, and named so
+
+	kindAuditRecord: ledger.Own, kindAuditCheckpoint: ledger.Own, kindAuditChain: ledger.Own, kindAuditSegment: ledger.Own,
 }
 
 // names says how errors name records; other kinds appear by number. No error has the id of
@@ -228,6 +236,11 @@ var names = map[store.Kind]ledger.Name{
 	kindDelivery:     {Kind: "delivery", Printed: kindDelivery},
 	kindPast:         {Kind: "token at event", Printed: kindEvent},
 	kindCredential:   {Kind: "credential"},
+
+	kindAuditRecord:     {Kind: "audit record", Printed: kindAuditRecord},
+	kindAuditCheckpoint: {Kind: "audit checkpoint"},
+	kindAuditChain:      {Kind: "audit log"},
+	kindAuditSegment:    {Kind: "audit segment"},
 }
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file
@@ -303,6 +316,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 			}
 		},
 	})
+	if c.audit = newAudit(c); c.audit != nil {
+		c.ledger.SetAuditor(c.audit)
+	}
 	c.calls = replay.New(replay.Config{
 		Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger,
 		Check: checkIdempotencyKey, Refused: ErrNetworkTokenState,
@@ -326,8 +342,10 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	v := whole.In(c.ledger.First)
-	c.decoy, err = v.newDecoy()
-	return v, err
+	if c.decoy, err = v.newDecoy(); err != nil {
+		return nil, err
+	}
+	return v, whole.rows.Note(ctx, opAuditStart, uuid.Nil, nil)
 }
 
 // firstRecords returns the default account of a new vault and its records.
@@ -353,7 +371,7 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // is ErrDamaged, without another call of the key provider, if the store has a later term
 // than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
-	defer v.doing("rotate keys", &err)
+	defer v.doing(ctx, "rotate keys", &err)
 	call := replay.Request{Operation: ledger.OpRotateKeys, Key: opts.key()}
 	return once(ctx, v.whole(), call, replayed, func(c *replay.Call) (*Outcome, error) {
 		if err := c.Seal(nil, uuid.Nil); err != nil {
@@ -389,12 +407,16 @@ func optionsOf(v *Vault) *Options {
 // Close makes later calls return ErrClosed. It ends Run, and closes what Open
 // opened, which waits for running calls. Closing again returns nil.
 func (v *Vault) Close() (err error) {
-	defer v.doing("close vault", &err)
+	defer v.doing(context.Background(), "close vault", &err)
+	if v.audit != nil && !v.ledger.Closed() {
+		err = v.whole().rows.Note(context.Background(), opAuditStop, uuid.Nil, nil)
+		v.audit.Close() // before the ledger, so that the last records have a checkpoint
+	}
 	if !v.ledger.Close() {
 		return nil
 	}
 	v.jobs.Stop()
-	errs := []error{v.codes.Close()}
+	errs := []error{err, v.codes.Close()}
 	if v.owned != nil {
 		errs = append(errs, ledger.Translate(v.owned.Close()))
 	}

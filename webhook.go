@@ -146,7 +146,7 @@ func (v *Vault) Sender() Sender { return optionsOf(v).Webhooks }
 // Errors: FieldErrors; ErrQuotaExceeded; ErrIdempotencyKeyReused; ErrNotEnabled without
 // [Options.Webhooks].
 func (v *Vault) CreateWebhook(ctx context.Context, url string, opts *WebhookOptions) (_ *Webhook, err error) {
-	defer v.doing("create webhook", &err)
+	defer v.doing(ctx, "create webhook", &err)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
@@ -216,14 +216,14 @@ func (w *Webhook) canonical() []byte {
 // Webhook returns a webhook. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) Webhook(ctx context.Context, id uuid.UUID) (_ *Webhook, err error) {
-	defer v.doing("get webhook", &err)
+	defer v.doing(ctx, "get webhook", &err, id)
 	return v.webhookRow(ctx, v.rows.Unmask(kindWebhook, id))
 }
 
 // ListWebhooks returns one page of the webhooks of the account. opts may be nil. If webhooks
 // are damaged, the page comes with an error: see [Page].
 func (v *Vault) ListWebhooks(ctx context.Context, opts *ListOptions) (_ *Page[*Webhook], err error) {
-	defer v.doing("list webhooks", &err)
+	defer v.doing(ctx, "list webhooks", &err)
 	return listedWebhooks(v, opts).page(ctx)
 }
 
@@ -242,7 +242,7 @@ func listedWebhooks(v *Vault, opts *ListOptions) *listed[*Webhook] {
 //
 // Errors: FieldErrors; ErrNotFound; ErrNotEnabled.
 func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate) (_ *Webhook, err error) {
-	defer v.doing("update webhook", &err)
+	defer v.doing(ctx, "update webhook", &err, id)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
@@ -277,7 +277,7 @@ func set[T any](to, from *T) {
 // without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
 // not have.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
-	defer v.doing("delete webhook", &err)
+	defer v.doing(ctx, "delete webhook", &err, id)
 	row := v.rows.Unmask(kindWebhook, id)
 	left, err := v.eraser.Remains(v.rows, kindQueue, outbox.Beside(row))
 	if err != nil {
@@ -312,7 +312,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 // Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign;
 // ErrIdempotencyKeyReused.
 func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Webhook, err error) {
-	defer v.doing("rotate webhook secret", &err)
+	defer v.doing(ctx, "rotate webhook secret", &err, id)
 	return v.editWebhook(ctx, opRotateWebhook, id, opts, func(w *Webhook) error {
 		at := now()
 		w.secrets = w.signing(at)
@@ -345,7 +345,7 @@ type WebhookTest struct {
 // Errors: ErrNotFound; ErrNotEnabled; ErrTestInProgress while another test of the webhook
 // is under way in this process.
 func (v *Vault) TestWebhook(ctx context.Context, id uuid.UUID) (_ *WebhookTest, err error) {
-	defer v.doing("test webhook", &err)
+	defer v.doing(ctx, "test webhook", &err, id)
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}

@@ -34,7 +34,11 @@ const workTime = 45 * time.Second
 
 // sweeps returns the background work that is done in batches.
 func (v *Vault) sweeps() []jobs.Sweep {
-	return append(v.outbox.Sweeps(), v.eraser.Sweep())
+	all := append(v.outbox.Sweeps(), v.eraser.Sweep())
+	if v.audit != nil {
+		all = append(all, v.audit.Sweep())
+	}
+	return all
 }
 
 // kinds returns the background work that is done job by job: this table is the one place
@@ -77,7 +81,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // has finished, after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
 // first. Failures are logged and tried again. Several processes may run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
-	defer v.doing("run", &err)
+	defer v.doing(ctx, "run", &err)
 	feeds := []func(context.Context){v.ledger.Follow}
 	for _, info := range v.opts.powers.Networks() {
 		if info.Feeder {
@@ -94,7 +98,7 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 // outcomes of the account updater, and tries nothing twice that fails. Call it each minute,
 // or the vault warns of overdue work.
 func (v *Vault) Drain(ctx context.Context) (err error) {
-	defer v.doing("drain", &err)
+	defer v.doing(ctx, "drain", &err)
 	v.ledger.Look(ctx)
 	return v.jobs.Drain(ctx)
 }

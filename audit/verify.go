@@ -347,6 +347,7 @@ func (v *verifier) end(e *end) error {
 		v.number++
 		return v.fault(Malformed, "the export goes on after its end")
 	}
+
 	sum := v.sum.Sum(nil)
 	switch {
 	case v.last == nil && v.header.First != 0:

@@ -61,6 +61,8 @@ type Config struct {
 	// Wrote is called after every write that a caller asked for. object is masked.
 	Wrote func(ctx context.Context, op Operation, account, object uuid.UUID, err error)
 
+	Audit Auditor // nil: none
+
 	// Mistrust is called for an answer of the store that cannot be right.
 	Mistrust func(answer string)
 }
@@ -94,6 +96,9 @@ func New(c Config) *Ledger {
 	l.ring.Store(&c.Ring)
 	return l
 }
+
+// SetAuditor sets Config.Audit, which itself needs the Ledger. Call it before Load.
+func (l *Ledger) SetAuditor(a Auditor) { l.config.Audit = a }
 
 // Close makes later calls return ErrClosed, and the calls that wait at the gate. It reports
 // whether this is the first call. The store stays open.

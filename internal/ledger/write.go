@@ -14,6 +14,7 @@ type Operation struct {
 	Purpose string // of the use of a card; "" for all other operations
 	Detail  string // of that, such as the status of an answer; "" for none
 	urgency urgency
+	reads   bool
 }
 
 type urgency uint8
@@ -29,6 +30,12 @@ func Adds(name string) Operation { return Operation{Name: name, urgency: adds} }
 
 // Takes returns the operation of a write that takes something away.
 func Takes(name string) Operation { return Operation{Name: name, urgency: takes} }
+
+// Reads returns the operation of a call that only reads.
+func Reads(name string) Operation { return Operation{Name: name, reads: true} }
+
+// IsRead reports whether the operation comes from Reads.
+func (o Operation) IsRead() bool { return o.reads }
 
 // Ends returns the operation of a write that ends a right.
 func Ends(name string) Operation { return Operation{Name: name, urgency: ends} }
@@ -52,17 +59,86 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 	return a.outcome(a.store.Update(ctx, a.ID, fn))
 }
 
-// Write is Update for a call of the vault's user, which Config.Wrote hears of.
+// Write is Update for a call of the vault's user, which Config.Wrote hears of. Its record in
+// the audit log is written in the same transaction.
 func (a Account) Write(ctx context.Context, op Operation, object uuid.UUID, fn func(store.Tx) error) error {
 	if a.closed.Load() {
 		return ErrClosed
 	}
-	err := a.Update(ctx, op, fn)
+	err := a.audited(ctx, op, object, fn)
 	if again(err) {
 		return err // the caller looks again: not an outcome yet
 	}
-	a.Wrote(ctx, op, object, err)
+	a.config.Wrote(ctx, op, a.ID, object, err)
 	return err
+}
+
+// An Auditor makes the records of an audit log.
+type Auditor interface {
+	// Begin returns the entry of a write, nil for a write without one. An error refuses it.
+	Begin(ctx context.Context, a Account, op Operation, object uuid.UUID) (Entry, error)
+
+	// Admit returns why calls are refused at present, or nil.
+	Admit() error
+
+	// Note records a call that has written nothing. An error refuses it.
+	Note(ctx context.Context, a Account, op Operation, object uuid.UUID, err error) error
+}
+
+// An Entry is the record of a write on its way into the store.
+type Entry interface {
+	Put(store.Tx) error // writes the record
+	Stale(error) bool   // reports whether a transaction failed because the entry is too old
+	End(error)          // says how the transaction has ended
+}
+
+// audited is Update with a record in the audit log.
+func (a Account) audited(ctx context.Context, op Operation, object uuid.UUID, fn func(store.Tx) error) error {
+	if a.config.Audit == nil || ctx.Value(unauditedKey{}) != nil {
+		return a.Update(ctx, op, fn)
+	}
+	for {
+		entry, err := a.config.Audit.Begin(ctx, a, op, object)
+		if err != nil {
+			return err
+		}
+		if entry == nil {
+			return a.Update(ctx, op, fn)
+		}
+		if err := a.updateWith(ctx, op, entry, fn); !entry.Stale(err) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// errPanicked is the outcome of a transaction that panicked: nothing was written.
+var errPanicked = errors.New("cardvault: write panicked")
+
+func (a Account) updateWith(ctx context.Context, op Operation, entry Entry, fn func(store.Tx) error) (err error) {
+	outcome := errPanicked
+	defer func() { entry.End(outcome) }()
+	outcome = a.Update(ctx, op, func(tx store.Tx) error {
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return entry.Put(tx)
+	})
+	return outcome
+}
+
+type unauditedKey struct{}
+
+// unaudited returns a context for a write that must not seal a record.
+func unaudited(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unauditedKey{}, true)
+}
+
+// Admit returns why calls are refused at present because of the audit log, or nil.
+func (l *Ledger) Admit() error {
+	if l.config.Audit == nil {
+		return nil
+	}
+	return l.config.Audit.Admit()
 }
 
 // Put writes one record.
@@ -73,9 +149,28 @@ func (a Account) Put(ctx context.Context, op Operation, object uuid.UUID, r *sto
 	})
 }
 
-// Wrote reports the outcome of a write, or of the use of a card, to Config.Wrote.
-func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
+// Note records a call in the audit log that has written nothing. The error refuses a call that
+// has not been refused.
+func (a Account) Note(ctx context.Context, op Operation, object uuid.UUID, err error) error {
+	if a.config.Audit == nil {
+		return nil
+	}
+	return a.config.Audit.Note(ctx, a, op, object, err)
+}
+
+// Logged reports the outcome of background work to Config.Wrote.
+func (a Account) Logged(ctx context.Context, op Operation, object uuid.UUID, err error) {
 	a.config.Wrote(ctx, op, a.ID, object, err)
+}
+
+// Wrote reports a write that has no record in its transaction, or the use of a card, to
+// Config.Wrote and to the audit log. Calls note there themselves why they have failed, unless
+// they use a card.
+func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
+	a.Logged(ctx, op, object, err)
+	if a.config.Audit != nil && (err == nil || op.Purpose != "") {
+		_ = a.config.Audit.Note(ctx, a, op, object, err) // it has happened, and the log says that it is full
+	}
 }
 
 // Retry calls fn until its error is neither store.ErrConflict nor ErrAgain, or ctx ends. fn

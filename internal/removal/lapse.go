@@ -81,7 +81,7 @@ func (e *Eraser) lapseOf(ctx context.Context, l Lapsing) (int, error) {
 		}
 	}
 	if err != nil {
-		e.whole().Wrote(ctx, opExpire, uuid.Nil, err)
+		e.whole().Logged(ctx, opExpire, uuid.Nil, err)
 		return 0, errors.Join(damaged, err)
 	}
 
@@ -90,7 +90,7 @@ func (e *Eraser) lapseOf(ctx context.Context, l Lapsing) (int, error) {
 		if l.Named {
 			object = e.ledger.In(r.Account).Mask(l.Kind, r.ID)
 		}
-		e.ledger.In(r.Account).Wrote(ctx, opExpire, object, nil)
+		e.ledger.In(r.Account).Logged(ctx, opExpire, object, nil)
 	}
 	return len(b.erased) + b.more, damaged
 }

@@ -264,9 +264,9 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []by
 
 // accountKeys holds the keys derived for one account.
 type accountKeys struct {
-	id                               uuid.UUID
-	prf                              cipher.Block
-	fingerprint, lookup, idempotency *keyedMAC
+	id                                      uuid.UUID
+	prf                                     cipher.Block
+	fingerprint, lookup, idempotency, audit *keyedMAC
 
 	mu    sync.Mutex                                 // held to replace aeads
 	aeads atomic.Pointer[map[cipherName]cipher.AEAD] // never changed
@@ -299,6 +299,7 @@ func (b *Box) account(id uuid.UUID) *accountKeys {
 		fingerprint: newMAC(derive(k.Fingerprints.key(), "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(k.Lookups.key(), "idempotency", k.Vault, id)),
+		audit:       newMAC(derive(k.Audits.key(), "audit mac", k.Vault, id)),
 	}
 	a.aeads.Store(&map[cipherName]cipher.AEAD{})
 

@@ -97,6 +97,7 @@ type Source struct {
 	// call asks for none.
 	Credential func(context.Context) (*receive.Credential, error)
 	Wait       time.Duration
+	Check      func() error // checks the request for a credential, before the call; may be nil
 }
 
 // Make makes the call, or returns the result of the call that it repeats, and reports it.
@@ -106,6 +107,11 @@ type Source struct {
 func (c *Call) Make(ctx context.Context, s Source) (sent *Sent, err error) {
 	op := s.Operation.For(c.Purpose)
 	err = report(ctx, s.Rows, &op, s.Token, func() (err error) {
+		if s.Check != nil {
+			if err := s.Check(); err != nil {
+				return err
+			}
+		}
 		if err := c.Admit(s.Rows.ID); err != nil {
 			return err
 		}

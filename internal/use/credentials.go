@@ -19,7 +19,7 @@ type Credentials struct {
 
 	Sets, Deletes ledger.Operation
 
-	Doing func(what string, err *error) // adds to an error what was being done
+	Doing func(ctx context.Context, what string, err *error, object ...uuid.UUID) // adds the attempted action to an error
 }
 
 // tagCredential is the tag of the secret in a record, which is padded.
@@ -27,7 +27,7 @@ const tagCredential = 1
 
 // Set stores a credential, in place of a former one, for each call that begins from now on.
 func (c Credentials) Set(ctx context.Context, system, name string, secret []byte) (err error) {
-	defer c.Doing("set credential", &err)
+	defer c.Doing(ctx, "set credential", &err)
 	if err := c.Rows.Exists(ctx); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (c Credentials) Set(ctx context.Context, system, name string, secret []byte
 
 // Get returns a credential, for the caller to erase, or ledger.ErrNotFound.
 func (c Credentials) Get(ctx context.Context, system, name string) (secret []byte, err error) {
-	defer c.Doing("get credential", &err)
+	defer c.Doing(ctx, "get credential", &err)
 	rec, err := c.Rows.GetRow(ctx, c.Kind, c.row(system, name))
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (c Credentials) Get(ctx context.Context, system, name string) (secret []byt
 
 // Delete deletes a credential, or returns ledger.ErrNotFound.
 func (c Credentials) Delete(ctx context.Context, system, name string) (err error) {
-	defer c.Doing("delete credential", &err)
+	defer c.Doing(ctx, "delete credential", &err)
 	row := c.row(system, name)
 	return c.Rows.Write(ctx, c.Deletes, uuid.Nil, func(tx store.Tx) error {
 		if _, err := c.Rows.Find(tx, c.Kind, row); err != nil {

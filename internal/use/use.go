@@ -65,7 +65,9 @@ func report(ctx context.Context, rows ledger.Account, op *ledger.Operation, toke
 	outcome := errPanicked
 	defer func() { rows.Wrote(ctx, *op, token, outcome) }()
 
-	err = do()
+	if err = rows.Admit(); err == nil { // a card is not used while its use cannot be recorded
+		err = do()
+	}
 	outcome = err
 	if _, of := errors.AsType[*returned](err); of {
 		outcome = errFailed

@@ -1,0 +1,442 @@
+package auditlog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// opCheckpoint passes the gate before the writes of an account that floods.
+var opCheckpoint = ledger.Ends("audit.checkpoint")
+
+func each[T any](items []T, fn func(T) error) error { return jobs.Each(items, fn) }
+
+// absent reports whether a transaction did not find a record.
+func absent(err error) bool {
+	return errors.Is(err, store.ErrNotFound) || errors.Is(err, ledger.ErrNotFound)
+}
+
+// A run is the records of a segment for a checkpoint.
+type run struct {
+	lane      uuid.UUID
+	first     uint64
+	digests   [][audit.DigestSize]byte
+	low, high uuid.UUID       // row keys of the first and the last record
+	present   []uuid.UUID     // rows with an unknown outcome that were found in the store
+	vacant    []*store.Record // for rows with an unknown outcome that were not found
+}
+
+// prove writes the checkpoints of the segments of a lane that have ended.
+func (l *Log) prove(ctx context.Context, n *lane) error {
+	for {
+		ready := l.ready(n)
+		if len(ready) == 0 {
+			return nil
+		}
+
+		_, err := ledger.Retry(ctx, func() (struct{}, error) {
+			runs := make([]*run, len(ready))
+			for i, s := range ready {
+				var err error
+				if runs[i], err = l.runOf(ctx, s); err != nil {
+					return struct{}{}, err
+				}
+			}
+			return struct{}{}, l.extend(ctx, n.rows, 0, runs...)
+		})
+		if err != nil {
+			return err
+		}
+		l.proved(n, ready)
+	}
+}
+
+// ready returns a few segments that have ended.
+func (l *Log) ready(n *lane) (ready []*segment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range n.waiting {
+		if s.pending == 0 && len(ready) < chainBatch {
+			ready = append(ready, s)
+		}
+	}
+	return ready
+}
+
+// proved forgets segments that have a checkpoint.
+func (l *Log) proved(n *lane, done []*segment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range done {
+		l.unproved -= len(s.entries)
+	}
+	n.waiting = slices.DeleteFunc(n.waiting, func(s *segment) bool { return slices.Contains(done, s) })
+}
+
+// runOf returns the records of a segment that has ended. Nothing of it changes any more.
+func (l *Log) runOf(ctx context.Context, s *segment) (*run, error) {
+	r := &run{lane: s.lane, first: s.first, low: s.row, high: s.entries[len(s.entries)-1].row}
+	for i := range s.entries {
+		e := &s.entries[i]
+		is := e.is
+		if is == unsure {
+			found, err := l.get(ctx, s.rows, l.Kinds.Record, e.row)
+			if err != nil {
+				return nil, err
+			}
+			if is = stored; found == nil {
+				is = void
+				if err := l.vacate(s, e.row, r); err != nil {
+					return nil, err
+				}
+			} else {
+				r.present = append(r.present, e.row)
+			}
+		}
+
+		var digest [audit.DigestSize]byte
+		if is == stored {
+			digest = e.digest
+		}
+		r.digests = append(r.digests, digest)
+	}
+	return r, nil
+}
+
+// classVacant is the class of a record that fills the place of an unwritten record. A write with
+// an unknown outcome that arrives late conflicts with it.
+const classVacant = 2
+
+func (l *Log) vacate(s *segment, row uuid.UUID, r *run) error {
+	rec := s.rows.NewRecord(l.Kinds.Record, row)
+	rec.Class = classVacant
+	r.vacant = append(r.vacant, rec)
+	return s.rows.SealShown(rec, encode(&audit.Record{Lane: s.lane}, s.first, row))
+}
+
+// extend adds checkpoints to the chain of an account: one for each run, which takes the place
+// of its promise, or a checkpoint without records that names the last erased checkpoint.
+func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, runs ...*run) error {
+	c, err := l.readChain(ctx, rows)
+	if err != nil {
+		return err
+	}
+	due := c.record.Due
+	if due.IsZero() && l.Retention > 0 {
+		due = ledger.Now().Add(l.Retention)
+	}
+	if erased > c.erased {
+		c.erased, due = erased, ledger.Now()
+		runs = []*run{{}}
+	}
+
+	var written []*store.Record
+	var last *kept
+	for _, r := range runs {
+		last = l.statement(rows, c, r)
+		rec, err := last.record(l, rows)
+		if err != nil {
+			return err
+		}
+		written = append(written, rec)
+	}
+	next, err := c.next(rows, due)
+	if err != nil {
+		return err
+	}
+
+	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
+		if err := ledger.PutNext(tx, next); err != nil {
+			return err
+		}
+		for _, r := range written {
+			tx.Put(r)
+		}
+		for _, r := range runs {
+			if err := r.put(l, tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil && l.sink != nil {
+		l.sink.offer(&last.Checkpoint)
+	}
+	return err
+}
+
+// statement returns the next checkpoint of a chain, signed.
+func (l *Log) statement(rows ledger.Account, c *chain, r *run) *kept {
+	k := &kept{low: r.low, high: r.high}
+	k.VaultID, k.AccountID, k.At = rows.Box.Keys().Vault, rows.ID, ledger.Now()
+	k.Number, k.Previous, k.Erased = c.number+1, c.hash, c.erased
+	k.Lane, k.First = r.lane, r.first
+	k.SetDigests(r.digests)
+	k.Sign(rows.Box.AuditSigner())
+	c.number, c.hash = k.Number, k.Hash()
+	return k
+}
+
+// put writes what goes with the checkpoint of a run.
+func (r *run) put(l *Log, tx store.Tx) error {
+	if r.low != uuid.Nil {
+		tx.Delete(l.Kinds.Segment, r.low)
+	}
+	for _, row := range r.present {
+		if _, err := tx.Get(l.Kinds.Record, row); err != nil {
+			return err
+		}
+	}
+	for _, v := range r.vacant {
+		switch _, err := tx.Get(l.Kinds.Record, v.ID); {
+		case err == nil:
+			return ledger.ErrAgain
+		case !absent(err):
+			return err
+		}
+		tx.Put(v)
+	}
+	return nil
+}
+
+// Sweep returns the background work of the log: checkpoints for the records of processes that
+// have died, and the erasure of old ones.
+func (l *Log) Sweep() jobs.Sweep {
+	return jobs.Sweep{Records: []store.Kind{l.Kinds.Segment, l.Kinds.Chain}, Step: l.sweep}
+}
+
+const dueBatch = 32 // segments or chains of a step
+
+func (l *Log) sweep(ctx context.Context) (int, error) {
+	n, err := l.step(ctx, l.Kinds.Segment, l.complete)
+	m, also := l.step(ctx, l.Kinds.Chain, l.erase)
+	return n + m, errors.Join(err, also)
+}
+
+// step works on due records. An error of one does not keep others from being worked on.
+func (l *Log) step(ctx context.Context, kind store.Kind, work func(context.Context, ledger.Account, *store.Record) (int, error)) (all int, err error) {
+	var due []*store.Record
+	err = l.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
+		due, err = tx.Due(kind, store.AllShards, ledger.Now(), dueBatch)
+		return err
+	})
+	errs := []error{err}
+	for _, rec := range due {
+		n, err := work(ctx, l.Ledger.In(rec.Account), rec)
+		if err != nil && !errors.Is(err, ledger.ErrAgain) && !errors.Is(err, store.ErrConflict) {
+			errs = append(errs, err)
+		}
+		all += n
+	}
+	return all, errors.Join(errs...)
+}
+
+// complete writes the checkpoint of a segment whose process has died. The numbers above the
+// last stored record are void, and so are those between without a record.
+func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
+	p, err := l.openPromise(ctx, rec)
+	if err != nil || l.has(rows.ID, p) {
+		return 0, err
+	}
+	found, err := l.segmentOf(ctx, rows, rec.ID, p)
+	if err != nil {
+		return 0, err
+	}
+
+	r := &run{lane: p.lane, first: p.first, low: rec.ID, high: rec.ID}
+	for _, o := range found {
+		for uint64(len(r.digests)) < o.Sequence-p.first {
+			r.digests = append(r.digests, [audit.DigestSize]byte{})
+		}
+		r.digests = append(r.digests, o.Digest())
+		r.high = o.row
+	}
+	if err := l.extend(ctx, rows, 0, r); err != nil {
+		return 0, err
+	}
+	l.Log.Warn("checkpoint of the audit log was written for a process that has ended without it", "account", rows.ID, "lane", p.lane, "records", len(found))
+	return 1, nil
+}
+
+// has reports whether this process has made a promise, and will keep it.
+func (l *Log) has(account uuid.UUID, p *promised) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.lanes[account]
+	if n == nil || n.id != p.lane {
+		return false
+	}
+	return n.open != nil && n.open.first == p.first ||
+		slices.ContainsFunc(n.waiting, func(s *segment) bool { return s.first == p.first })
+}
+
+// segmentOf returns the records of a segment, in their order.
+func (l *Log) segmentOf(ctx context.Context, rows ledger.Account, low uuid.UUID, p *promised) (found []*opened, err error) {
+	high := rowkey.Last(rowkey.Time(low).Add(youth))
+	err = l.walk(ctx, rows, low, high, func(rec *store.Record) error {
+		if rec.Class == classVacant {
+			return nil
+		}
+
+		o, err := l.open(ctx, rows, rec)
+		if err != nil {
+			if !ledger.Unreadable(err) {
+				return err
+			}
+			l.Log.Error("record of the audit log is damaged", "account", rows.ID, "error", err)
+			return nil
+		}
+		if o.Lane == p.lane && o.first == p.first && o.Sequence >= p.first && o.Sequence-p.first < audit.MaxRecords {
+			found = append(found, o)
+		}
+		return nil
+	})
+	slices.SortFunc(found, func(a, b *opened) int { return bytes.Compare(a.row[:], b.row[:]) })
+	return found, err
+}
+
+const walkBatch = 500 // records of a read
+
+// walk calls fn with the records of an account between two row keys, in their order.
+func (l *Log) walk(ctx context.Context, rows ledger.Account, low, high uuid.UUID, fn func(*store.Record) error) error {
+	for {
+		list, err := l.list(ctx, rows, &store.Query{Kind: l.Kinds.Record, Account: rows.ID, Min: low, Max: high, Limit: walkBatch})
+		if err != nil {
+			return err
+		}
+
+		for _, rec := range list.Records {
+			if ledger.Foreign(rec) {
+				l.Log.Error("record of the audit log is damaged", "account", rows.ID)
+				continue
+			}
+			if err := fn(rec); err != nil {
+				return err
+			}
+		}
+		n := len(list.Records)
+		if n < walkBatch || list.Records[n-1].ID == high {
+			return nil
+		}
+		low = rowkey.Above(list.Records[n-1].ID)
+	}
+}
+
+// list answers a query. A damaged record shows when it is opened, or is Foreign.
+func (l *Log) list(ctx context.Context, rows ledger.Account, q *store.Query) (list *store.List, err error) {
+	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
+		list, err = tx.List(q)
+		if list != nil && ledger.Unreadable(err) {
+			err = nil
+		}
+		return err
+	})
+	return list, err
+}
+
+const (
+	eraseBatch = 64        // checkpoints that one statement declares erased
+	eraseRows  = 500       // records erased in one transaction
+	eraseAgain = time.Hour // after a checkpoint that cannot be erased
+)
+
+// erase declares old checkpoints erased, or erases a declared one with its records.
+func (l *Log) erase(ctx context.Context, rows ledger.Account, _ *store.Record) (int, error) {
+	c, err := l.readChain(ctx, rows)
+	switch {
+	case err != nil:
+		return 0, err
+	case c.swept < c.erased:
+		return l.eraseOne(ctx, rows, c)
+	case l.Retention == 0:
+		return 1, l.later(ctx, rows, c, time.Time{})
+	}
+
+	old := c.erased
+	again := ledger.Now().Add(l.Retention)
+	for ; old < c.number && old < c.erased+eraseBatch; old++ {
+		k, err := l.readCheckpoint(ctx, rows, old+1)
+		if err != nil || k == nil {
+			// A missing checkpoint must not pass for erased.
+			l.Log.Error("checkpoint of the audit log is missing or damaged: export the log and verify it", "account", rows.ID, "number", old+1, "error", err)
+			again = ledger.Now().Add(eraseAgain)
+			break
+		}
+		if due := k.At.Add(l.Retention); due.After(ledger.Now()) {
+			again = due
+			break
+		}
+	}
+	if old == c.erased {
+		return 1, l.later(ctx, rows, c, again)
+	}
+	return 1, l.extend(ctx, rows, old)
+}
+
+// later writes when there is something to erase next.
+func (l *Log) later(ctx context.Context, rows ledger.Account, c *chain, due time.Time) error {
+	next, err := c.next(rows, due)
+	if err != nil {
+		return err
+	}
+	return rows.Update(ctx, opCheckpoint, func(tx store.Tx) error { return ledger.PutNext(tx, next) })
+}
+
+// eraseOne erases the oldest declared checkpoint, its records before it.
+func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int, error) {
+	k, err := l.readCheckpoint(ctx, rows, c.swept+1)
+	if err != nil && !ledger.Unreadable(err) {
+		return 0, err
+	}
+	var old []uuid.UUID
+	if k != nil && k.Lane != uuid.Nil {
+		err := l.walk(ctx, rows, k.low, k.high, func(rec *store.Record) error {
+			o, err := l.open(ctx, rows, rec)
+			if err == nil && o.Lane == k.Lane && o.first == k.First {
+				old = append(old, rec.ID)
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+
+	for ; len(old) > eraseRows; old = old[eraseRows:] {
+		err := rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
+			for _, row := range old[:eraseRows] {
+				tx.Delete(l.Kinds.Record, row)
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+
+	c.swept++
+	next, err := c.next(rows, ledger.Now())
+	if err != nil {
+		return 0, err
+	}
+	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
+		if err := ledger.PutNext(tx, next); err != nil {
+			return err
+		}
+		for _, row := range old {
+			tx.Delete(l.Kinds.Record, row)
+		}
+		tx.Delete(l.Kinds.Checkpoint, checkpointID(rows.ID, c.swept))
+		return nil
+	})
+	return len(old) + 1, err
+}

@@ -1,0 +1,218 @@
+package auditlog
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const (
+	maxNotes   = 8192        // that wait for the next batch
+	noteBatch  = 128         // of a transaction
+	windowTime = time.Minute // in which calls that were refused alike are counted
+
+	singly         = 10   // refused calls that are alike and have a record each, in a window
+	singlyAccount  = 1000 // of an account
+	singlyStranger = 100  // of all callers without an account
+
+	maxWindows = 4096 // sorts of refused calls that are counted apart
+)
+
+// notes are the records of calls that write nothing, until the next batch.
+type notes struct {
+	mu      sync.Mutex
+	waiting []*audit.Record
+	windows map[window]*counted
+	ends    time.Time // of the windows
+}
+
+// A window names refused calls that are alike. In a flood the key or the address is left out.
+type window struct {
+	account   uuid.UUID
+	operation string
+	error     string
+	key       uuid.UUID
+	address   string
+}
+
+type counted struct {
+	calls uint64
+	more  uint64        // without a record yet
+	last  *audit.Record // of these
+}
+
+// Note records a call without a write: a refused or failed call, the use of a card, or a read. It is written within a second, refused calls in a flood as a number
+// once a minute. The error is ErrFull if it cannot be recorded.
+func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID, err error) error {
+	if err == nil && op.IsRead() && !l.Reads {
+		return nil
+	}
+	r := &audit.Record{At: ledger.Now(), AccountID: rows.ID, Actor: l.Actor(ctx), Operation: op.Name,
+		ObjectID: object, Purpose: op.Purpose, Detail: op.Detail, Outcome: audit.Success, Calls: 1}
+	if err != nil {
+		r.Outcome, r.Error = l.Classify(err)
+	}
+	full := !l.notes.add(r)
+	l.mu.Lock()
+	l.arm()
+	l.mu.Unlock()
+
+	if full {
+		return l.without(ErrFull)
+	}
+	return nil
+}
+
+// add reports whether there was room.
+func (n *notes) add(r *audit.Record) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r.Outcome != audit.Success && n.crowded(r) {
+		return true
+	}
+	if len(n.waiting) >= maxNotes {
+		return false
+	}
+	n.waiting = append(n.waiting, r)
+	return true
+}
+
+// crowded reports whether a refused call is only counted.
+func (n *notes) crowded(r *audit.Record) bool {
+	if n.ends.IsZero() {
+		n.ends = time.Now().Add(windowTime)
+	}
+	most := uint64(singlyAccount)
+	if r.AccountID == uuid.Nil {
+		most = singlyStranger
+	}
+	of := n.window(window{account: r.AccountID})
+	of.calls++
+
+	alike := window{r.AccountID, r.Operation, r.Error, r.Actor.KeyID, r.Actor.Address}
+	if of.calls > most || len(n.windows) >= maxWindows {
+		alike.key, alike.address = uuid.Nil, ""
+	}
+	c := n.window(alike)
+	c.calls++
+	if c.calls <= singly && of.calls <= most {
+		return false
+	}
+	c.more++
+	c.last = r
+	return true
+}
+
+func (n *notes) window(w window) *counted {
+	if len(n.windows) >= 2*maxWindows {
+		w = window{operation: "flood"}
+	}
+	c := n.windows[w]
+	if c == nil {
+		c = new(counted)
+		n.windows[w] = c
+	}
+	return c
+}
+
+func (n *notes) any() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.waiting) > 0 || len(n.windows) > 0
+}
+
+// take returns the records for a batch. When a window has ended, it adds the records that
+// stand for many calls.
+func (n *notes) take(last bool) []*audit.Record {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	batch := n.waiting
+	n.waiting = nil
+	if len(n.windows) == 0 || !last && time.Now().Before(n.ends) {
+		return batch
+	}
+
+	for w, c := range n.windows {
+		if c.more == 0 {
+			continue
+		}
+		r := *c.last
+		r.Calls = c.more
+		r.ObjectID, r.Actor.RequestID = uuid.Nil, ""
+		if w.key == uuid.Nil && w.address == "" {
+			r.Actor = audit.Actor{}
+		}
+		batch = append(batch, &r)
+	}
+	clear(n.windows)
+	n.ends = time.Time{}
+	return batch
+}
+
+// back takes records that could not be written, before later ones.
+func (n *notes) back(batch []*audit.Record) (lost int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.waiting = append(batch, n.waiting...)
+	if lost = len(n.waiting) - maxNotes; lost <= 0 {
+		return 0
+	}
+	n.waiting = n.waiting[:maxNotes]
+	return lost
+}
+
+var opNotes = ledger.Ends("audit.notes")
+
+// OpLost is the operation of records that say how many could not be written.
+const OpLost = "audit.lost"
+
+// writeNotes writes the waiting records, grouped by account.
+func (l *Log) writeNotes(ctx context.Context, last bool) error {
+	batch := l.notes.take(last)
+	if n := l.lost.Swap(0); n > 0 {
+		batch = append(batch, &audit.Record{At: ledger.Now(), Operation: OpLost, Outcome: audit.Failed, Error: "unavailable", Calls: uint64(n)})
+	}
+	byAccount := map[uuid.UUID][]*audit.Record{}
+	for _, r := range batch {
+		byAccount[r.AccountID] = append(byAccount[r.AccountID], r)
+	}
+	var parts [][]*audit.Record
+	for _, of := range byAccount {
+		for ; len(of) > noteBatch; of = of[noteBatch:] {
+			parts = append(parts, of[:noteBatch:noteBatch])
+		}
+		parts = append(parts, of)
+	}
+
+	return each(parts, func(part []*audit.Record) error {
+		err := l.writePart(ctx, part)
+		if err != nil && !errors.Is(err, ledger.ErrOutcomeUnknown) {
+			l.lost.Add(int64(l.notes.back(part)))
+		}
+		return err
+	})
+}
+
+func (l *Log) writePart(ctx context.Context, part []*audit.Record) (err error) {
+	rows := l.Ledger.In(part[0].AccountID)
+	var entries []*entry
+	defer func() {
+		for _, e := range entries {
+			e.End(err)
+		}
+	}()
+	for _, r := range part {
+		e, err := l.entry(rows, r)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, e)
+	}
+	return rows.Update(ctx, opNotes, func(tx store.Tx) error { return put(tx, entries...) })
+}
