@@ -1,0 +1,208 @@
+package cardvault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/keyfile"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
+)
+
+// Steps kill their process at one of them.
+type steps struct{ left int }
+
+func (s *steps) step() {
+	if s.left--; s.left == 0 {
+		self, err := os.FindProcess(os.Getpid())
+		if err == nil {
+			err = self.Kill()
+		}
+		panic(fmt.Sprint("not killed: ", err))
+	}
+}
+
+// A steppedStore counts the calls of a store, before and after each.
+type steppedStore struct {
+	store.Store
+	*steps
+}
+
+func (s steppedStore) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	s.step()
+	defer s.step()
+	return s.Store.View(ctx, fn)
+}
+
+func (s steppedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.step()
+	err := s.Store.Update(ctx, func(tx store.Tx) error {
+		s.step()
+		err := fn(tx)
+		s.step()
+		return err
+	})
+	s.step()
+	return err
+}
+
+// A steppedKey counts the calls of a key, before and after each.
+type steppedKey struct {
+	*keyfile.Key
+	*steps
+}
+
+func (k steppedKey) Wrap(ctx context.Context, key, aad []byte) ([]byte, error) {
+	k.step()
+	defer k.step()
+	return k.Key.Wrap(ctx, key, aad)
+}
+
+func (k steppedKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, error) {
+	k.step()
+	defer k.step()
+	return k.Key.Unwrap(ctx, wrapped, aad)
+}
+
+// keyCalls are the calls that replace the keyring of the vault in a store. They are made with
+// the key of testdata/format1, or with another that follows it.
+var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next *cardvault.Keyring) error{
+	"migrate": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+		return openIn(ctx, s, former)
+	},
+	"open": func(ctx context.Context, s store.Store, former, next *cardvault.Keyring) error {
+		return openIn(ctx, s, cardvault.JoinKeyrings(next, former))
+	},
+	"change": func(ctx context.Context, s store.Store, former, next *cardvault.Keyring) error {
+		v, err := cardvault.New(ctx, s, former, nil)
+		if err != nil {
+			return err
+		}
+		return errors.Join(v.ChangeKeyring(ctx, next), v.Close())
+	},
+	"rotate": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+		v, err := cardvault.New(ctx, s, former, nil)
+		if err != nil {
+			return err
+		}
+		_, err = v.RotateKeys(ctx, nil)
+		return errors.Join(err, v.Close())
+	},
+}
+
+// TestKeyringKilled kills a process at each step of what replaces a keyring, on a vault of
+// format 1. Every time one key opens the vault, all of it is there, and the call can be
+// repeated.
+func TestKeyringKilled(t *testing.T) {
+	const child = "CARDVAULT_KILLED"
+	formerKey, nextKey := goldenKey(), goldenKey()
+	nextKey[0] ^= 1
+	if call, ok := os.LookupEnv(child); ok {
+		var name, dir string
+		s := new(steps)
+		if _, err := fmt.Sscan(call, &name, &s.left, &dir); err != nil {
+			t.Fatal(err)
+		}
+		file, err := boltstore.Open(t.Context(), filepath.Join(dir, "cardvault.db"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		keys := func(key []byte) *cardvault.Keyring { return cardvault.WrappedBy(steppedKey{keyfile.NewKey(key), s}) }
+		if err := keyCalls[name](t.Context(), steppedStore{file, s}, keys(formerKey), keys(nextKey)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+
+	for name := range keyCalls {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			opened := map[bool]int{} // by the next key, after a kill
+			step, over := 1, false
+			for ; !over; step++ {
+				dir, f := unpackFormat1(t, "keybytes")
+				process := exec.Command(os.Args[0], "-test.run=^TestKeyringKilled$")
+				process.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", child, name, step, dir))
+				out, err := process.CombinedOutput()
+				over = err == nil
+				if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
+					t.Fatalf("step %d: %v\n%s", step, err, out)
+				}
+
+				opened[f.opensAfterKill(t, dir, formerKey, nextKey)]++
+				f.repeated(t, dir, name, mustKeyBytes(t, formerKey), mustKeyBytes(t, nextKey))
+			}
+			t.Logf("%d steps: %d times the former key opened the vault, %d times the next", step-2, opened[false], opened[true])
+			moves := name == "open" || name == "change"
+			if step < 10 || opened[false] < 5 || moves != (opened[true] > 1) { // also when it was over
+				t.Error("the kills were not in between")
+			}
+		})
+	}
+}
+
+// opensAfterKill reports which one of two keys opens the vault, and reads all of it.
+func (f *format1) opensAfterKill(t *testing.T, dir string, former, next []byte) (byNext bool) {
+	t.Helper()
+	opened := 0
+	for i, key := range [][]byte{former, next} {
+		copied := t.TempDir() // opening may bring it to another format
+		data, err := os.ReadFile(filepath.Join(dir, "cardvault.db"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(copied, "cardvault.db"), data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := cardvault.Open(t.Context(), copied, mustKeyBytes(t, key), nil)
+		if errors.Is(err, cardvault.ErrWrongKey) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened++
+		byNext = i == 1
+		f.check(t, v)
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if opened != 1 {
+		t.Fatalf("%d keys open the vault", opened)
+	}
+	return byNext
+}
+
+// repeated makes a call again, and reads all of the vault.
+func (f *format1) repeated(t *testing.T, dir, name string, former, next *cardvault.Keyring) {
+	t.Helper()
+	s, err := boltstore.Open(t.Context(), filepath.Join(dir, "cardvault.db"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	either := cardvault.JoinKeyrings(former, next)
+	with := either
+	if name == "open" { // joins them itself
+		with = former
+	}
+	if err := keyCalls[name](t.Context(), s, with, next); err != nil {
+		t.Errorf("repeated: %v", err)
+	}
+	v, err := cardvault.New(t.Context(), s, either, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.check(t, v)
+	if err := errors.Join(v.Close(), s.Close()); err != nil {
+		t.Error(err)
+	}
+}
