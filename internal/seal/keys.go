@@ -36,6 +36,17 @@ func randomKey() Key {
 
 // Keys are the secret keys of one vault. They are stored sealed under a data key, which a
 // key-encryption key wraps: see [SealKeys]. They are in clear only in memory.
+//
+// They are encoded as fields of package tlv, by these tags:
+//
+//	1 vault | 2 generation
+//	9 master key | 10 id key | 11 fingerprint key | 12 lookup key | 13 audit key, each number once:
+//		1 number | 2 state | 3 key | 4 created | 5 closed | 6 destroyed
+//	14 wrapping, the present one last:
+//		1 id of the key-encryption key | 2 since
+//
+// Numbers and states are big-endian, times in microseconds since 1970. A field that is zero is
+// left out.
 type Keys struct {
 	Vault      uuid.UUID // random, made with the vault
 	Generation uint32    // counts the changes of Keys

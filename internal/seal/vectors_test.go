@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -320,4 +321,81 @@ func TestFormat1Vector(t *testing.T) {
 			t.Errorf("cut to %d of %d bytes: accepted", n, len(f.Keyring))
 		}
 	}
+}
+
+// keyring2 is testdata/keyring2.json.
+type keyring2 struct {
+	Keys struct {
+		Vault                                       uuid.UUID
+		Generation                                  uint32
+		Masters, IDs, Fingerprints, Lookups, Audits []termVector
+		Wrappings                                   []seal.Wrapping
+	}
+	Plain, DataKey, Nonce, AAD, Sealed raw
+}
+
+type termVector struct {
+	Number                     uint32
+	State                      string
+	Key                        raw
+	Created, Closed, Destroyed time.Time
+}
+
+// keys returns what ParseKeys should.
+func (f *keyring2) keys() *seal.Keys {
+	states := map[string]seal.State{"pending": seal.Pending, "active": seal.Active, "readable": seal.Readable, "closed": seal.Closed, "destroyed": seal.Destroyed}
+	k := &seal.Keys{Vault: f.Keys.Vault, Generation: f.Keys.Generation, Wrappings: f.Keys.Wrappings}
+	for i, s := range []*seal.Series{&k.Masters, &k.IDs, &k.Fingerprints, &k.Lookups, &k.Audits} {
+		for _, t := range [][]termVector{f.Keys.Masters, f.Keys.IDs, f.Keys.Fingerprints, f.Keys.Lookups, f.Keys.Audits}[i] {
+			*s = append(*s, seal.Term{Number: t.Number, State: states[t.State], Key: seal.NewKey(t.Key), Created: t.Created, Closed: t.Closed, Destroyed: t.Destroyed})
+		}
+	}
+	return k
+}
+
+// TestKeyringVector: a keyring of format 2 is read and written as another program does.
+func TestKeyringVector(t *testing.T) {
+	data, err := os.ReadFile("testdata/keyring2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := new(keyring2)
+	if err := json.Unmarshal(data, f); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "Marshal", f.keys().Marshal(), f.Plain)
+
+	parsed, err := seal.ParseKeys(f.Plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "ParseKeys", parsed.Marshal(), f.Plain)
+	if !slices.Equal(plainly(parsed), plainly(f.keys())) {
+		t.Errorf("ParseKeys\n is %v\nnot %v", plainly(parsed), plainly(f.keys()))
+	}
+
+	opened, err := seal.OpenKeys(f.DataKey, f.Sealed, f.AAD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "OpenKeys", opened.Marshal(), f.Plain)
+	sealed := seal.SealKeys(f.DataKey, parsed, f.AAD)
+	rawGCM(f.DataKey, func(aead cipher.AEAD) {
+		plain, err := aead.Open(nil, sealed[:12], sealed[12:], f.AAD)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "plaintext of SealKeys", plain, f.Plain)
+	})
+}
+
+// plainly returns the keys as values that can be compared.
+func plainly(k *seal.Keys) (all []string) {
+	all = append(all, fmt.Sprint(k.Vault, k.Generation, k.Wrappings))
+	for _, s := range []seal.Series{k.Masters, k.IDs, k.Fingerprints, k.Lookups, k.Audits} {
+		for _, t := range s {
+			all = append(all, fmt.Sprintf("%d %d %x %v %v %v", t.Number, t.State, hiding.Of(t.Key), t.Created, t.Closed, t.Destroyed))
+		}
+	}
+	return all
 }

@@ -30,6 +30,7 @@ var vaultBehaviours = []behaviour{
 	{"OpenRace", openRace},
 	{"Reopened", reopened},
 	{"RotateKeys", rotateKeys},
+	{"ChangeKeyring", changeKeyring},
 }
 
 // methodCall is a method of a vault, called so that it would do something.
@@ -191,8 +192,11 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Redeliver(ctx, event, nil)) },
 		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.RotateKeys(ctx, nil)) },
-		"Run":        func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
-		"Drain":      func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
+		"ChangeKeyring": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.ChangeKeyring(ctx, keyring(t, suiteKey))
+		},
+		"Run":   func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
+		"Drain": func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 
 	// Those neither read nor write.
@@ -497,4 +501,66 @@ func rotateKeys(t *testing.T, s store.Store) {
 
 	parallel(t, 4, func(i int) error { return errorOf([]*cardvault.Vault{v, follower}[i%2].RotateKeys(ctx, nil)) })
 	checkListed(t, vaultOn(t, s, nil), tokens...)
+}
+
+// changeKeyring: vaults on one store that change to other keys and rotate, one after another
+// and at once, stay one vault. Only the last key opens it.
+func changeKeyring(t *testing.T, s store.Store) {
+	ctx := t.Context()
+	var keys [4]*cardvault.Keyring
+	for i := range keys {
+		keys[i] = keyring(t, bytes.Repeat([]byte{byte(i + 1)}, cardvault.KeySize))
+	}
+	open := func(first *cardvault.Keyring, others ...*cardvault.Keyring) (*cardvault.Vault, error) {
+		return cardvault.New(ctx, s, cardvault.JoinKeyrings(first, others...), &cardvault.Options{Mode: cardvault.Sandbox})
+	}
+	v := must(open(keys[0]))(t)
+	follower := must(open(keys[0], keys[1:]...))(t)
+	tokens := []*cardvault.Token{importCard(t, v, testCard(0), nil)}
+
+	for i, next := range keys[1:] {
+		noError(t, v.ChangeKeyring(ctx, next))
+		fails(t, "opening with the former key", errorOf(open(keys[i])), cardvault.ErrWrongKey)
+		checkListed(t, must(open(next))(t), tokens...)
+		tokens = append(tokens, importCard(t, follower, testCard(3*i+1), nil))
+		must(v.RotateKeys(ctx, nil))(t)
+		tokens = append(tokens, importCard(t, v, testCard(3*i+2), nil))
+		checkListed(t, follower, tokens...)
+		must(follower.RotateKeys(ctx, nil))(t)
+		tokens = append(tokens, importCard(t, follower, testCard(3*i+3), nil))
+		checkListed(t, v, tokens...)
+	}
+
+	all := cardvault.JoinKeyrings(keys[0], keys[1:]...)
+	noError(t, v.ChangeKeyring(ctx, all))
+	parallel(t, 8, func(i int) error {
+		changed := keys[i%2]
+		switch i % 4 {
+		case 0:
+			return errorOf(v.RotateKeys(ctx, nil))
+		case 1:
+			return follower.ChangeKeyring(ctx, cardvault.JoinKeyrings(changed, keys[(i+1)%2], keys[2], keys[3]))
+		case 2:
+			return errorOf(follower.RotateKeys(ctx, nil))
+		default:
+			return v.ChangeKeyring(ctx, cardvault.JoinKeyrings(changed, keys[(i+1)%2], keys[2], keys[3]))
+		}
+	})
+
+	opened := 0
+	for _, k := range keys {
+		last, err := open(k)
+		if errors.Is(err, cardvault.ErrWrongKey) {
+			continue
+		}
+		noError(t, err)
+		opened++
+		checkListed(t, last, tokens...)
+	}
+	if opened != 1 {
+		t.Errorf("%d keys open the vault", opened)
+	}
+	for _, open := range []*cardvault.Vault{v, follower} {
+		checkListed(t, open, tokens...)
+	}
 }
