@@ -424,14 +424,18 @@ func TestChangeRollback(t *testing.T) {
 // do not open, even under a key that binds no associated data.
 func TestKeyringSubstituted(t *testing.T) {
 	kms := &unboundKMS{newFakeKMS(t, "rsa")}
-	made := func() (*memstore.Store, *cardvault.Vault) {
+	made := func(mode cardvault.Mode) (*memstore.Store, *cardvault.Vault) {
 		s := memstore.New()
-		v := vaultWith(t, s, keysOf(kms))
+		v, err := cardvault.New(t.Context(), s, keysOf(kms), &cardvault.Options{Mode: mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { v.Close() })
 		imported(t, v)
 		return s, v
 	}
-	s, v := made()
-	other, _ := made()
+	s, v := made(cardvault.Live)
+	other, _ := made(cardvault.Sandbox)
 	before := fieldsOf(keyringOf(t, s))
 	if _, err := v.RotateKeys(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -464,8 +468,11 @@ func TestKeyringSubstituted(t *testing.T) {
 			row := e.rows[e.at(kindMeta, keyringID)].Clone()
 			row.Shown = recordOf(fields)
 			e.rows[e.at(kindMeta, keyringID)] = row
-			if opened, err := cardvault.New(t.Context(), e, keysOf(kms), nil); !errors.Is(err, cardvault.ErrDamaged) {
-				t.Errorf("fields %b are replaced: %v", set, err)
+			for _, m := range []cardvault.Mode{cardvault.Live, cardvault.Sandbox} {
+				opened, err := cardvault.New(t.Context(), e, keysOf(kms), &cardvault.Options{Mode: m})
+				if !errors.Is(err, cardvault.ErrDamaged) && (!errors.Is(err, cardvault.ErrWrongMode) || (len(fields[mode]) > 0) == (m == cardvault.Sandbox)) {
+					t.Errorf("fields %b are replaced, in %v mode: %v", set, m, err)
+				}
 				if err == nil {
 					opened.Close()
 				}

@@ -158,7 +158,8 @@ var (
 	// ErrFormat is returned by Open and New for data written by a later version.
 	ErrFormat = ledger.ErrFormat
 
-	// ErrWrongKey is returned by Open and New for a key that is not the vault's.
+	// ErrWrongKey is returned by Open and New for a key that is not the vault's, and by an
+	// open vault that needs a key which another process has changed to: see ChangeKeyring.
 	ErrWrongKey = ledger.ErrWrongKey
 
 	// ErrWrongMode is returned by Open and New for a vault made in the other mode,

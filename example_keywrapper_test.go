@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"errors"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -36,8 +39,64 @@ func (k localKey) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, erro
 	return key, nil
 }
 
-// This vault's keys are wrapped by a key held elsewhere. Package keytest tests a KeyWrapper.
-func ExampleKeyWrapper() {
+// A vault that began with a key file moves to a KMS while it is open. Open does the same when
+// it gets both keys: see ExampleJoinKeyrings.
+func ExampleVault_ChangeKeyring() {
+	ctx, dir := context.Background(), temporary()
+	defer os.RemoveAll(dir)
+	file, err := cardvault.KeyFile(filepath.Join(dir, "vault.key"), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := memstore.New()
+	v, err := cardvault.New(ctx, s, file, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer v.Close()
+
+	kms := cardvault.WrappedBy(newLocalKey())
+	if err := v.ChangeKeyring(ctx, kms); err != nil {
+		log.Fatal(err)
+	}
+	_, err = cardvault.New(ctx, s, file, nil)
+	fmt.Println("with the key file:", errors.Is(err, cardvault.ErrWrongKey))
+	// Output: with the key file: true
+}
+
+// A program that is started with the new key and the former one moves its vault to the new
+// one. From the next start on it needs the new one alone.
+func ExampleJoinKeyrings() {
+	ctx, dir := context.Background(), temporary()
+	defer os.RemoveAll(dir)
+	former, err := cardvault.KeyFile(filepath.Join(dir, "keys", "vault.key"), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	kms := cardvault.WrappedBy(newLocalKey())
+	for _, keys := range []*cardvault.Keyring{former, cardvault.JoinKeyrings(kms, former), kms} {
+		v, err := cardvault.Open(ctx, filepath.Join(dir, "vault"), keys, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := v.Close(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	_, err = cardvault.Open(ctx, filepath.Join(dir, "vault"), former, nil)
+	fmt.Println("with the former key:", errors.Is(err, cardvault.ErrWrongKey))
+	// Output: with the former key: true
+}
+
+func temporary() string {
+	dir, err := os.MkdirTemp("", "cardvault")
+	if err != nil {
+		log.Fatal(err)
+	}
+	return dir
+}
+
+func newLocalKey() localKey {
 	block, err := aes.NewCipher(make([]byte, 32)) // use a random key
 	if err != nil {
 		log.Fatal(err)
@@ -46,9 +105,13 @@ func ExampleKeyWrapper() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	return localKey{aead}
+}
 
+// This vault's keys are wrapped by a key held elsewhere. Package keytest tests a KeyWrapper.
+func ExampleKeyWrapper() {
 	ctx := context.Background()
-	v, err := cardvault.New(ctx, memstore.New(), cardvault.WrappedBy(localKey{aead}), nil)
+	v, err := cardvault.New(ctx, memstore.New(), cardvault.WrappedBy(newLocalKey()), nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -592,7 +592,7 @@ func TestKeyWrapper(t *testing.T) {
 	if err := openIn(ctx, s, cardvault.WrappedBy(kms)); err != nil {
 		t.Fatal(err)
 	}
-	if len(kms.stored) == 0 || len(kms.stored) > 4<<10 {
+	if len(kms.stored) != cardvault.KeySize {
 		t.Errorf("%d bytes were wrapped", len(kms.stored))
 	}
 	v, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
@@ -634,8 +634,9 @@ func TestKeyWrapper(t *testing.T) {
 	}
 }
 
-// TestMostRotations: keys never grow beyond the size that a KeyWrapper must accept.
-// Rotations end earlier, with room left to rewrite a lost keyring.
+// TestMostRotations: the keyring never grows beyond the size of a record, and a KeyWrapper
+// never sees more than a data key. Rotations end earlier, with room left to rewrite a lost
+// keyring.
 func TestMostRotations(t *testing.T) {
 	ctx, s, kms := t.Context(), memstore.New(), newFakeKMS(t, "arn:key/1")
 	v, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
@@ -646,8 +647,8 @@ func TestMostRotations(t *testing.T) {
 	for ; n < 1000 && err == nil; n++ {
 		_, err = v.RotateKeys(ctx, nil)
 	}
-	if err == nil || n < 400 || len(kms.stored) > cardvault.MaxWrapped {
-		t.Fatalf("%d rotations, %d bytes, %v", n, len(kms.stored), err)
+	if err == nil || n != 476 {
+		t.Fatalf("%d rotations, %v", n-1, err)
 	}
 
 	again, err := cardvault.New(ctx, s, cardvault.WrappedBy(kms), nil)
@@ -660,8 +661,11 @@ func TestMostRotations(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := again.RotateKeys(ctx, nil); err != nil || len(kms.stored) > cardvault.MaxWrapped {
-		t.Errorf("a lost keyring: %d bytes, %v", len(kms.stored), err)
+	if _, err := again.RotateKeys(ctx, nil); err != nil {
+		t.Errorf("a lost keyring: %v", err)
+	}
+	if len(kms.stored) != cardvault.KeySize {
+		t.Errorf("the key provider has wrapped %d bytes", len(kms.stored))
 	}
 }
 

@@ -103,6 +103,7 @@ var causes = []struct {
 	{cardvault.ErrUnavailable, serviceUnavailable},
 	{cardvault.ErrClosed, serviceUnavailable},
 	{cardvault.ErrKeyExhausted, serviceUnavailable},
+	{cardvault.ErrWrongKey, serviceUnavailable}, // this process lacks a key that another has changed to
 	{context.DeadlineExceeded, serviceUnavailable},
 	{context.Canceled, serviceUnavailable},
 }
