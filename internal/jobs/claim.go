@@ -306,9 +306,9 @@ func (e *Engine) write(ctx context.Context, due []*Job) (claimed []*Job, wrote i
 }
 
 // start starts jobs as workers become free, and returns how many. It returns false if ctx
-// ends before: the rest is due again after the lease.
+// ends before: the rest is due again then.
 func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int, all bool) {
-	for _, j := range claimed {
+	for i, j := range claimed {
 		if j.Wait {
 			continue
 		}
@@ -317,6 +317,7 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 		select {
 		case p.busy <- struct{}{}:
 		case <-ctx.Done():
+			e.giveBack(ctx, claimed[i:])
 			return began, false
 		}
 		if j.leases == nil && time.Until(j.Record.Due) < k.Longest || j.leases != nil && !j.leases.begin(j) {
@@ -332,6 +333,25 @@ func (e *Engine) start(ctx context.Context, k *Kind, claimed []*Job) (began int,
 		})
 	}
 	return began, true
+}
+
+// giveBackTime bounds the writes of giveBack.
+const giveBackTime = 5 * time.Second
+
+// giveBack makes jobs due again that are claimed and not begun, because Run ends. A job that is
+// not given back is left alone by all processes until its lease ends.
+func (e *Engine) giveBack(ctx context.Context, claimed []*Job) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTime)
+	defer cancel()
+	for _, j := range claimed {
+		if j.Wait || j.leases != nil {
+			continue
+		}
+		j.Record.Due = j.Was
+		if err := e.Again(ctx, j.Record, j.Plain); err != nil {
+			return
+		}
+	}
 }
 
 // do does a job that has begun.

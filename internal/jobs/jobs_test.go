@@ -315,6 +315,38 @@ func TestDamaged(t *testing.T) {
 	})
 }
 
+// TestUnbegun: jobs that are claimed and not begun when Run ends are due again at once.
+func TestUnbegun(t *testing.T) {
+	var b *bench
+	var begun, free chan struct{}
+	k := jobs.Kind{Workers: 1, Longest: 10 * time.Second, Do: func(ctx context.Context, j *jobs.Job) error {
+		begun <- struct{}{}
+		<-free
+		return b.engine.Finish(ctx, j.Record)
+	}}
+	inBench(t, k, func(is *bench) {
+		b, begun, free = is, make(chan struct{}, 8), make(chan struct{}) // of the bubble
+		for _, text := range []string{"a", "b", "c"} {
+			b.add(text)
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.engine.Run(ctx) }()
+		<-begun
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		close(free)
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+		if len(b.done) != 1 {
+			b.Fatalf("the jobs done are %q", b.done)
+		}
+		b.drain(3)
+	})
+}
+
 // TestRun: Run does jobs when they are due, notices jobs stored meanwhile, and returns when
 // its context ends.
 func TestRun(t *testing.T) {
