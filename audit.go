@@ -326,9 +326,9 @@ func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time
 }
 
 // AuditPublicKey returns the key that verifies the checkpoints of the vault: see
-// [audit.VerifyOptions]. Keep it outside of the vault.
+// [audit.VerifyOptions]. Keep it outside of the vault. It is nil without Options.Audit.
 func (v *Vault) AuditPublicKey() ed25519.PublicKey {
-	if v == nil || v.core == nil {
+	if v == nil || v.core == nil || v.audit == nil {
 		return nil
 	}
 	return v.ledger.Box.AuditSigner().Public().(ed25519.PublicKey)

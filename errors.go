@@ -229,6 +229,9 @@ func (e *callError) Error() string {
 
 func (e *callError) Unwrap() error { return e.err }
 
+// Recorded says that the audit log has the call, if the vault has one. Package httpapi asks.
+func (e *callError) Recorded() {}
+
 var errNotOpened = errors.New("cardvault: vault was not opened: use Open or New")
 
 // notEnabled returns ErrNotEnabled with the option that the vault lacks.

@@ -31,7 +31,7 @@ func (v *Vault) Use(ctx context.Context, id uuid.UUID, purpose string, f func(co
 		}
 		return (&usage{vault: v, id: id}).open(ctx, true, true)
 	}
-	return use.With(ctx, v.rows, opUse.For(purpose), id, get, f)
+	return use.With(ctx, v.rows, opUse.For(v.opts.known(purpose)), id, get, f)
 }
 
 // UseCredential is Use for the network token of a token, with a new cryptogram for one
@@ -47,7 +47,7 @@ func (v *Vault) UseCredential(ctx context.Context, id uuid.UUID, purpose string,
 		}
 		return (&usage{vault: v, id: id}).credential(ctx, &r)
 	}
-	return use.With(ctx, v.rows, opUseCredential.For(purpose), id, get, f)
+	return use.With(ctx, v.rows, opUseCredential.For(v.opts.known(purpose)), id, get, f)
 }
 
 // Forward is for package forward, which makes a call of another system with the card of a
@@ -71,6 +71,14 @@ func (v *Vault) ForwardCredentials() use.Credentials {
 		c.Rows = v.rows
 	}
 	return c
+}
+
+// known returns a purpose as it is recorded: a text that is no purpose may be anything.
+func (o *Options) known(purpose string) string {
+	if slices.Contains(o.Purposes, purpose) {
+		return purpose
+	}
+	return "unknown"
 }
 
 // checkPurpose returns why cards are not used for a purpose, or nil.

@@ -106,6 +106,7 @@ func (a apiKeys) principal(ctx context.Context, h http.Header) (*Principal, erro
 // principalOf asks the Authenticator who makes a call.
 func (h *handler) principalOf(c *call) (*Principal, error) {
 	p, err := h.ask(c)
+	c.recorded = recorded(err)
 	switch {
 	case errors.Is(err, cardvault.ErrUnauthenticated):
 		return nil, h.unauthorized

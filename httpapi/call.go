@@ -46,6 +46,7 @@ type call struct {
 	unchanged   bool   // 304
 	refused     bool   // a card was, though with 200
 	damaged     error  // of items that the answer leaves out, though with 200
+	recorded    bool   // the audit log has the refusal
 	component   bool   // the answer is a file of the card-entry component
 }
 

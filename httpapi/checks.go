@@ -96,6 +96,9 @@ func (h *handler) checkCaller(c *call) (err error) {
 // authenticate finds the principal of a call, and counts the call against the limits of
 // account and principal.
 func (h *handler) authenticate(c *call) error {
+	if h.audited { // its refusals have the address of the client
+		c.ctx = cardvault.WithActor(c.ctx, c.actor())
+	}
 	p, err := h.principalOf(c)
 	if err != nil {
 		return err
@@ -208,17 +211,24 @@ func (h *handler) checkBody(c *call) (err error) {
 // enter lets a call that passed the checks act in the account of its principal.
 func (h *handler) enter(c *call) {
 	var account uuid.UUID
-	actor := cardvault.Actor{RequestID: c.requestID}
 	if !c.open {
 		account = c.principal.Account.ID
-		actor.RootKeyID, actor.Name = c.principal.root(), c.principal.Name
-		if c.principal.Key != nil {
-			actor.KeyID = c.principal.Key.ID
+	}
+	c.vault = h.vault.In(account)
+	c.ctx = cardvault.WithActor(c.ctx, c.actor())
+}
+
+// actor returns on whose behalf a call is made, as far as the checks have found it.
+func (c *call) actor() cardvault.Actor {
+	actor := cardvault.Actor{RequestID: c.requestID}
+	if p := c.principal; p != nil && !c.open {
+		actor.RootKeyID, actor.Name = p.root(), p.Name
+		if p.Key != nil {
+			actor.KeyID = p.Key.ID
 		}
 	}
 	if c.client.IsValid() {
 		actor.Address = c.client.String()
 	}
-	c.vault = h.vault.In(account)
-	c.ctx = cardvault.WithActor(c.ctx, actor)
+	return actor
 }

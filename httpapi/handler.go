@@ -140,7 +140,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if v == nil {
 		return nil, errors.New("httpapi: NewHandler needs a vault")
 	}
-	h := &handler{vault: v, routes: routes}
+	h := &handler{vault: v, routes: routes, audited: v.AuditPublicKey() != nil}
 	if opts != nil {
 		h.opts = *opts
 	}
@@ -216,6 +216,7 @@ func peer(r *http.Request) netip.Addr {
 
 type handler struct {
 	vault        *cardvault.Vault
+	audited      bool // the vault has an audit log
 	opts         Options
 	routes       []route
 	accounts     *limiter[uuid.UUID]   // requests of an account
@@ -294,6 +295,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	err := h.serve(c)
+	h.record(c, err)
 	b.drop(r)
 
 	var status int

@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/idvtest"
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/credential"
@@ -74,6 +75,13 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[audit.VerifyOptions](),
 		reflect.TypeFor[audit.Report](),
 		reflect.TypeFor[audit.VerifyError](),
+		reflect.TypeFor[cardvault.AuditOptions](),
+		reflect.TypeFor[cardvault.AuditPage](),
+		reflect.TypeFor[cardvault.AuditQuery](),
+		reflect.TypeFor[auditlog.Config](),
+		reflect.TypeFor[auditlog.Kinds](),
+		reflect.TypeFor[auditlog.Log](),
+		reflect.TypeFor[auditlog.Query](),
 		reflect.TypeFor[cardvault.APIKey](),
 		reflect.TypeFor[cardvault.APIKeyOptions](),
 		reflect.TypeFor[cardvault.APIKeyText](),
@@ -318,6 +326,11 @@ func TestPrint(t *testing.T) {
 
 // shown maps the fields whose text may be visible to the reason why.
 var shown = map[string]string{
+	"cardvault.AuditQuery.Operation":        "a constant",
+	"internal/auditlog.Query.Operation":     "a constant",
+	"internal/auditlog.window.address":      "of a client, and documented as visible",
+	"internal/auditlog.window.error":        "a constant",
+	"internal/auditlog.window.operation":    "a constant",
 	"audit.Actor.Address":                   "of the client, and documented as visible",
 	"audit.Actor.Name":                      "chosen by the caller, and documented as visible",
 	"audit.Actor.RequestID":                 "chosen by the caller, and documented as visible",

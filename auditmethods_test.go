@@ -1,0 +1,87 @@
+package cardvault_test
+
+import (
+	"bytes"
+	"context"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// unrecorded are the methods of a vault without a record in the audit log, with the reason.
+var unrecorded = map[string]string{
+	"Check":          "looks at the card alone",
+	"Close":          "is recorded as audit.stop, and ends the vault",
+	"Run":            "does background work",
+	"Drain":          "does background work",
+	"RecordRefusal":  "records for others",
+	"ExportAudit":    "records itself before it reads: see TestAudit",
+	"ChangeKeyring":  "needs a keyring; its record is written with the keyring",
+	"Forward":        "needs a call of package forward, which records each use",
+	"AuditPublicKey": "returns a key that is public",
+}
+
+// TestAuditMethods: every method of a vault that can fail has a record, whether it is refused
+// or reads. A new method needs an entry in recordedCalls, or a reason here.
+func TestAuditMethods(t *testing.T) {
+	v := openAudited(t, memstore.New(), &cardvault.AuditOptions{Reads: true}, cardvault.Sandbox)
+	defer v.Close()
+	count := func() (n int) {
+		for _, handle := range []*cardvault.Vault{v.Vault, v.In(uuid.Nil)} {
+			if err := handle.ExportAudit(t.Context(), new(bytes.Buffer), time.Time{}, time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			page, err := handle.AuditRecords(t.Context(), &cardvault.AuditQuery{Limit: cardvault.MaxLimit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range page.Records {
+				if r.Operation != "audit.export" && r.Operation != "audit.read" {
+					n++
+				}
+			}
+		}
+		return n
+	}
+
+	failure := reflect.TypeFor[error]()
+	of := reflect.ValueOf(v.Vault)
+	for i := range of.NumMethod() {
+		name, method := of.Type().Method(i).Name, of.Method(i)
+		typ := method.Type()
+		fails := typ.NumOut() > 0 && (typ.Out(typ.NumOut()-1) == failure || typ.Out(0).CanSeq2())
+		if reason := unrecorded[name]; reason != "" || !fails || name == "AuditRecords" || name == "AllAuditRecords" {
+			continue
+		}
+
+		before := count()
+		var args []reflect.Value
+		for j := range typ.NumIn() {
+			arg := reflect.Zero(typ.In(j))
+			if typ.In(j) == reflect.TypeFor[context.Context]() {
+				arg = reflect.ValueOf(t.Context())
+			}
+			args = append(args, arg)
+		}
+		if typ.IsVariadic() {
+			args = args[:len(args)-1]
+		}
+		out := method.Call(args)
+		if typ.Out(0).CanSeq2() {
+			for range out[0].Seq2() {
+			}
+		}
+		if after := count(); after == before {
+			t.Errorf("%s has no record in the audit log", name)
+		}
+	}
+	for name := range unrecorded {
+		if _, ok := of.Type().MethodByName(name); !ok {
+			t.Errorf("%s is no method of a vault", name)
+		}
+	}
+}
