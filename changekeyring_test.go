@@ -738,6 +738,20 @@ func TestFormat1(t *testing.T) {
 	}
 }
 
+// TestFormat1Audited: a vault of format 1 opens with an audit log, which has the change.
+func TestFormat1Audited(t *testing.T) {
+	dir, f := unpackFormat1(t, "keybytes")
+	v, err := cardvault.Open(t.Context(), dir, cardvault.JoinKeyrings(newKey(t), keysOfFormat1(t, "keybytes")), &cardvault.Options{Audit: &cardvault.AuditOptions{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	f.check(t, v)
+	if err := v.ChangeKeyring(t.Context(), newKey(t)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestFormat1Changed: a vault of format 1 changes its key-encryption key in the same step.
 func TestFormat1Changed(t *testing.T) {
 	dir, f := unpackFormat1(t, "keybytes")
