@@ -184,7 +184,7 @@ var recordedCalls = map[string]ledger.Operation{
 	"create merchant": opCreateMerchant, "ensure merchant": opCreateMerchant, "get merchant": ledger.Reads("merchant.read"),
 	"get primary merchant": ledger.Reads("merchant.read"), "list merchants": ledger.Reads("merchant.list"), "rotate payment secret": opRotateSecret,
 	"create API key": opCreateAPIKey, "ensure API key": opCreateAPIKey, "list API keys": ledger.Reads("api_key.list"), "delete API key": opDeleteAPIKey,
-	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring,
+	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring, "report keys": ledger.Reads("keys.read"),
 	"create webhook": opCreateWebhook, "get webhook": ledger.Reads("webhook.read"), "list webhooks": ledger.Reads("webhook.list"),
 	"update webhook": opUpdateWebhook, "delete webhook": opDeleteWebhook, "rotate webhook secret": opRotateWebhook, "test webhook": ledger.Takes("webhook.test"),
 	"list deliveries": ledger.Reads("delivery.list"), "redeliver event": opRedeliver,

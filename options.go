@@ -91,6 +91,11 @@ type Options struct {
 	// card is submitted within a thirtieth of it. Defaults to 30 days.
 	UpdaterPeriod time.Duration
 
+	// CryptoPeriod is the age at which the key under which records are sealed is overdue, a
+	// day to ten years: see PCI DSS 4.0.1, 3.7.4. Run warns of it once an hour, and
+	// [Vault.KeyReport] shows it; nothing is refused. Defaults to 365 days.
+	CryptoPeriod time.Duration
+
 	// Purposes are the names of what the program uses stored cards for, see [Vault.Use]: 1
 	// to 40 of a-z, 0-9, "_" and "-", beginning with a letter. If empty, Use returns
 	// ErrNotEnabled.
@@ -263,6 +268,7 @@ func (o *Options) completeDurations() error {
 		{"PPANTimeout", &o.PPANTimeout, 100 * time.Millisecond, 10 * time.Second, time.Minute},
 		{"IDVTimeout", &o.IDVTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"UpdaterPeriod", &o.UpdaterPeriod, time.Hour, 30 * 24 * time.Hour, 90 * 24 * time.Hour},
+		{"CryptoPeriod", &o.CryptoPeriod, 24 * time.Hour, 365 * 24 * time.Hour, 10 * 365 * 24 * time.Hour},
 		{"NetworkTimeout", &o.NetworkTimeout, 100 * time.Millisecond, 10 * time.Second, 30 * time.Second},
 		{"ProvisionWait", &o.ProvisionWait, 0, 0, 10 * time.Second},
 		{"PaymentDataRetention", &o.PaymentDataRetention, time.Minute, 24 * time.Hour, 30 * 24 * time.Hour},

@@ -119,6 +119,7 @@ import (
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/renewal"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/internal/reseal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/google/uuid"
@@ -149,6 +150,7 @@ type core struct {
 	testing   sync.Map          // row keys of webhooks to which a test is under way
 	rate      *jobs.Rate        // of calls for a scheme
 	renewals  *renewal.Renewals // nil without an account updater
+	sealer    *reseal.Sealer
 	decoy     *decoy
 
 	principals *ledger.Memory[*Principal] // under the digests of their API keys' texts
@@ -202,12 +204,13 @@ const (
 	kindAuditCheckpoint
 	kindAuditChain
 	kindAuditSegment
+	kindReseal // the going through all records to seal them under the present term, one of the whole vault
 )
 
 // homes says of which account records are; other kinds are Anywhere.
 var homes = map[store.Kind]ledger.Home{
 	ledger.KindMeta: ledger.Nowhere, kindAccount: ledger.Nowhere, kindNotice: ledger.Nowhere, kindSpread: ledger.Nowhere,
-	kindSessionKey: ledger.Nowhere, kindPayload: ledger.Nowhere, kindSinkQueue: ledger.Nowhere, kindLease: ledger.Nowhere, kindRound: ledger.Nowhere,
+	kindSessionKey: ledger.Nowhere, kindPayload: ledger.Nowhere, kindSinkQueue: ledger.Nowhere, kindLease: ledger.Nowhere, kindRound: ledger.Nowhere, kindReseal: ledger.Nowhere,
 
 	kindMerchant: ledger.Own, kindAPIKey: ledger.Own, kindToken: ledger.Own, kindSession: ledger.Own,
 	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
@@ -310,6 +313,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Homes:    homes,
 		Log:      o.Logger,
 		Wrote:    c.wrote,
+		Rotated:  func(tx store.Tx) error { return c.sealer.Begin(tx) },
 		Mistrust: func(answer string) {
 			if c.mistrusted.Now() {
 				c.log.Error("the store was edited, or is damaged", "answer", answer)
@@ -334,11 +338,12 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	c.outbox = whole.newOutbox()
 	c.rate = jobs.NewRate(o.NetworkRate)
 	c.renewals = newRenewals(c)
+	c.sealer = newSealer(whole)
 	c.jobs = jobs.New(c.ledger, c.log, whole.sweeps(), whole.kinds())
 	c.eraser.Attach(c.jobs)
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	c.outbox.Attach(c.jobs)
-	if err := c.renewals.Attach(ctx, c.jobs); err != nil {
+	if err := errors.Join(c.renewals.Attach(ctx, c.jobs), c.sealer.Attach(ctx, c.jobs)); err != nil {
 		return nil, err
 	}
 	v := whole.In(c.ledger.First)
@@ -360,7 +365,7 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 }
 
 // RotateKeys starts a new term: records are sealed under a new master key from now on.
-// Records sealed before stay readable, and are sealed again when they are next written.
+// Records sealed before stay readable, and are sealed anew by [Vault.Run].
 // Other processes on the same store follow when they meet the new term, within 30 seconds
 // in [Vault.Run]. opts may be nil; an idempotency key is unique within the vault. 475
 // rotations are possible; then a rotation is an error. The key-encryption key stays the
@@ -377,7 +382,11 @@ func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, 
 		if err := c.Seal(nil, uuid.Nil); err != nil {
 			return nil, err
 		}
-		return new(Outcome), v.ledger.RotateKeys(ctx, c.Put)
+		err := v.ledger.RotateKeys(ctx, c.Put)
+		if err == nil {
+			v.sealer.Woken()
+		}
+		return new(Outcome), err
 	})
 }
 

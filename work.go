@@ -59,7 +59,7 @@ func (v *Vault) kinds() []jobs.Kind {
 		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
 	}
-	return slices.Concat(own, v.renewals.Work(), v.outbox.Kinds())
+	return slices.Concat(own, v.renewals.Work(), v.outbox.Kinds(), []jobs.Kind{v.sealer.Kind()})
 }
 
 // job returns the Do of a kind: it decodes what the record of a job holds, and does the job
@@ -76,13 +76,14 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 
 // Run does the background work of the vault until ctx ends: it provisions network tokens
 // and keeps them up to date, receives the notices of networks that are a [network.Feeder],
-// submits cards to the account updater and receives its outcomes, passes events on, and
-// erases lapsed records within seconds. It returns nil when ctx has ended and running work
-// has finished, after [Options.NetworkTimeout] or so; and ErrClosed if the vault is closed
-// first. Failures are logged and tried again. Several processes may run on one store.
+// submits cards to the account updater and receives its outcomes, passes events on, seals
+// records of former key terms anew, and erases lapsed records within seconds. It returns nil
+// when ctx has ended and running work has finished, after [Options.NetworkTimeout] or so; and
+// ErrClosed if the vault is closed first. Failures are logged and tried again. Several
+// processes may run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer v.doing(ctx, "run", &err)
-	feeds := []func(context.Context){v.ledger.Follow}
+	feeds := []func(context.Context){v.ledger.Follow, watchAge(v)}
 	for _, info := range v.opts.powers.Networks() {
 		if info.Feeder {
 			feeds = append(feeds, v.feed("network", info.Name, func(ctx context.Context) error { return v.feedNotices(ctx, info.Name) }))

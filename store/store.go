@@ -229,7 +229,8 @@ type ReadTx interface {
 	// Scan returns at most limit records of a kind whose ids come after an id,
 	// in the order of their ids, whatever their account, parent and class. There
 	// need not be a record with that id. None is not an error. Its cost does not
-	// depend on how many there are beyond limit.
+	// depend on how many there are beyond limit. A record that cannot be read keeps its
+	// place, with Version 0 and its key.
 	Scan(kind Kind, after uuid.UUID, limit int) ([]*Record, error)
 
 	// Children returns the keys of at most limit records whose Parent is the id,

@@ -303,7 +303,8 @@ func (t *reader) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
 }
 
 func (t *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
-	return t.records(skip, "SELECT "+columns+" FROM records WHERE kind = ? AND id > ? ORDER BY id LIMIT ?", kind, after[:], max(limit, 0))
+	damaged := func(r *store.Record) *store.Record { return &store.Record{Kind: kind, ID: r.ID} }
+	return t.records(damaged, "SELECT "+columns+" FROM records WHERE kind = ? AND id > ? ORDER BY id LIMIT ?", kind, after[:], max(limit, 0))
 }
 
 func (t *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err error) {

@@ -86,6 +86,7 @@ var neighbours = map[string][]string{
 	"/internal/outbox":      {"/internal/jobs", "/internal/ledger", "/internal/rowkey", "/internal/tlv", "/store"},
 	"/internal/ledger":      {"/internal/layers", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
+	"/internal/reseal":      {"/internal/jobs", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/rule":        {"/internal/iin", "/internal/iso", "/invalid"},
 	"/internal/signature":   {},

@@ -373,6 +373,27 @@ func (e *Engine) do(ctx context.Context, k *Kind, j *Job) {
 	j.leases.end(j, done)
 }
 
+// Busy reports whether a process may be at work on a record as it is, whose shown part is
+// plain: on a job that was claimed, or under a lease. A job that is due within the time of a
+// lease counts as claimed.
+func (e *Engine) Busy(r *store.Record, plain []byte) bool {
+	at := ledger.Now()
+	if k := e.kinds[r.Kind]; k != nil && k.Leases == 0 {
+		return r.Due.After(at) && !r.Due.After(at.Add(e.Lease(r.Kind)))
+	}
+	for _, k := range e.kinds {
+		if k.Leases != r.Kind {
+			continue
+		}
+		if !r.Due.IsZero() { // of a process that waits
+			return r.Due.After(at)
+		}
+		var p place
+		return p.decode(plain) == nil && p.holder != uuid.Nil && p.end.After(at)
+	}
+	return false
+}
+
 // giveWay has callers come before background work. It lets everything run that is ready to, and
 // then rests four times as long as that took, so that a busy machine begins few jobs. Where
 // nothing waits for a processor it takes no time. Drain makes haste.

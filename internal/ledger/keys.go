@@ -52,6 +52,11 @@ func (l *Ledger) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 		count := countRecord(next, 0, 1)
 		err = l.replace(ctx, OpRotateKeys, m.version, next, func(tx store.Tx) error { // the stored keyring was not unwrapped
 			tx.Put(count)
+			if l.config.Rotated != nil {
+				if err := l.config.Rotated(tx); err != nil {
+					return err
+				}
+			}
 			return also(tx)
 		})
 		if !errors.Is(err, store.ErrConflict) {

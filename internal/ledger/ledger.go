@@ -45,7 +45,7 @@ const (
 	Nowhere
 )
 
-// A Config says what a Ledger works with. All fields except Names are needed.
+// A Config says what a Ledger works with. All fields except Names and Rotated are needed.
 type Config struct {
 	Store store.Store
 	Ring  Ring // one key at least
@@ -62,6 +62,9 @@ type Config struct {
 	Wrote func(ctx context.Context, op Operation, account, object uuid.UUID, err error)
 
 	Audit Auditor // nil: none
+
+	// Rotated is called in the transaction that starts a term. It may be nil.
+	Rotated func(store.Tx) error
 
 	// Mistrust is called for an answer of the store that cannot be right.
 	Mistrust func(answer string)

@@ -56,6 +56,7 @@ func (d *Delivery) encode(account uuid.UUID) []byte {
 
 func decodeDelivery(plain []byte) (*Delivery, error) {
 	d := new(Delivery)
+
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -117,6 +118,23 @@ func (o *Outbox) openDelivery(ctx context.Context, r *store.Record) (*pending, e
 		d.Account = r.Account
 	}
 	return &pending{rec: r, Delivery: *d}, nil
+}
+
+// Busy reports whether a process may be at work on the record of a delivery: it has not
+// ended, and its queue is claimed.
+func (o *Outbox) Busy(ctx context.Context, r *store.Record) (bool, error) {
+	if r.Class >= Done {
+		return false, nil
+	}
+	var of *store.Record
+	err := o.ledger.View(ctx, func(tx store.ReadTx) (err error) {
+		of, err = present(tx, queueKind(r.Parent), r.Parent)
+		return err
+	})
+	if of == nil || ledger.Unreadable(err) {
+		return false, nil
+	}
+	return err == nil && o.jobs.Busy(of, nil), err
 }
 
 // EventOf returns the row key of the event of a delivery.

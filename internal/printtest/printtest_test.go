@@ -35,6 +35,7 @@ import (
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/renewal"
 	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/internal/reseal"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/seal"
@@ -130,6 +131,9 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[idv.Request](),
 		reflect.TypeFor[idv.Result](),
 		reflect.TypeFor[cardvault.ImportOptions](),
+		reflect.TypeFor[cardvault.KeyReport](),
+		reflect.TypeFor[cardvault.KeyTerm](),
+		reflect.TypeFor[cardvault.TermState](),
 		reflect.TypeFor[cardvault.Keyring](),
 		reflect.TypeFor[cardvault.ListOptions](),
 		reflect.TypeFor[cardvault.TokenListOptions](),
@@ -297,6 +301,10 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[renewal.Config](),
 		reflect.TypeFor[renewal.Kinds](),
 		reflect.TypeFor[renewal.Renewals](),
+		reflect.TypeFor[reseal.Care](),
+		reflect.TypeFor[reseal.Config](),
+		reflect.TypeFor[reseal.Count](),
+		reflect.TypeFor[reseal.Sealer](),
 		reflect.TypeFor[replay.Border](),
 		reflect.TypeFor[replay.Config](),
 		reflect.TypeFor[replay.Calls](),
@@ -364,6 +372,9 @@ var shown = map[string]string{
 	"updater.Info.Name":                    "named by the operator",
 	"updater.Outcome.ID":                   "named by the updater; it is no card data, as updatertest proves",
 	"updater.Outcome.Reference":            "a keyed hash",
+	"cardvault.KeyTerm.Records":            "names of kinds of records",
+	"cardvault.KeyTerm.State":              "a constant",
+	"cardvault.TermState":                  "a constant",
 	"internal/renewal.Renewals.name":       "named by the operator",
 	"internal/paymentdata.Entry.JWE":       "encrypted for the merchant",
 	"internal/paymentdata.Entry.Plain":     "the record of a payment, without the cryptogram",

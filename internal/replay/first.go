@@ -155,6 +155,18 @@ func (c *Call) readFirst(ctx context.Context, key *store.Record) (*firstCall, er
 	return first, nil
 }
 
+// Claimed reports whether a call may be under way under a key whose record holds plain. A
+// call that is late by less than a claim counts as under way.
+func Claimed(plain []byte) bool {
+	r := tlv.Read(plain)
+	for r.Next() {
+		if r.Tag == keyLease {
+			return r.Time().Add(claimLease).After(ledger.Now())
+		}
+	}
+	return false
+}
+
 // readMistakes returns how many mistakes a record counts, which may be nil or lapsed.
 func (c *Call) readMistakes(ctx context.Context, count *store.Record) (n uint64, err error) {
 	if count == nil || !ledger.Lives(count, c.at) {

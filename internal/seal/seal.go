@@ -196,12 +196,13 @@ func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
 }
 
 func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
-	if len(sealed) < overhead || sealed[0] != format || sealed[1] != aesGCM {
+	term, ok := TermOf(sealed)
+	if !ok {
 		return nil, ErrIntegrity
 	}
 
 	k := b.Keys()
-	m := k.master(binary.BigEndian.Uint32(sealed[2:]))
+	m := k.master(term)
 	if m == nil {
 		return nil, ErrUnknownTerm
 	}
@@ -218,6 +219,15 @@ func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
 		return nil, ErrIntegrity
 	}
 	return plain, nil
+}
+
+// TermOf returns the term under which a part was sealed, as it says itself. It returns false
+// for bytes that no Box has sealed.
+func TermOf(sealed []byte) (term uint32, ok bool) {
+	if len(sealed) < overhead || sealed[0] != format || sealed[1] != aesGCM {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(sealed[2:]), true
 }
 
 var scratch = sync.Pool{New: func() any { return new([]byte) }}

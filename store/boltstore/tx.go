@@ -433,7 +433,8 @@ func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) (recs []*stor
 		}
 		found, err := decodeRow(raw)
 		if err != nil {
-			return nil, err
+			recs = append(recs, &store.Record{Kind: kind, ID: uuid.UUID(k)})
+			continue
 		}
 		recs = append(recs, found.record(kind, uuid.UUID(k), true))
 	}

@@ -308,7 +308,7 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 		}
 
 		r, err := s.scan(rows)
-		if err != nil && (r == nil || q.list == nil) { // a list keeps a place for an unreadable row
+		if err != nil && (r == nil || q.list == nil && q.scan == 0) { // lists and scans keep a place for an unreadable row
 			return nil, err
 		}
 		a.rows = append(a.rows, r)

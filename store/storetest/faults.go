@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 var faultRules = []harnessRule[*stand]{{
@@ -123,6 +124,14 @@ func damagedRecord(s *stand) {
 	view(s, open, func(tx store.ReadTx) error {
 		ready, err := tx.Due(kindA, store.AllShards, time.UnixMicro(9), 9)
 		is(s, "Due", ready, 1, 3)
+		return err
+	})
+	view(s, open, func(tx store.ReadTx) error {
+		all, err := tx.Scan(kindA, uuid.Nil, 9)
+		is(s, "Scan", all, 1, 2, 3)
+		if len(all) == 3 && (all[1].Kind != kindA || all[1].Version != 0) {
+			s.Errorf("Scan = in place of the damaged one %+v; want its key and Version 0", all[1])
+		}
 		return err
 	})
 	update(s, open, deleting(row(1)))

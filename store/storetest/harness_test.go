@@ -232,6 +232,15 @@ func (s *logStore) damage(key store.Key) {
 		rs, err := tx.Due(kind, shards, until, limit)
 		return slices.DeleteFunc(rs, mine), err
 	}
+	s.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+		rs, err := tx.Scan(kind, after, limit)
+		for i, r := range rs {
+			if mine(r) {
+				rs[i] = &store.Record{Kind: r.Kind, ID: r.ID}
+			}
+		}
+		return rs, err
+	}
 	if s.faults.damages != nil {
 		s.faults.damages(&s.reads)
 	}
@@ -353,6 +362,20 @@ var harnessMutants = []struct {
 	}},
 	{"a damaged record is listed as it was", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) { r.list = nil }
+	}},
+	{"a damaged record is missing in scans", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) {
+			scan := r.scan
+			r.scan = func(tx store.ReadTx, kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+				rs, err := scan(tx, kind, after, limit)
+				return slices.DeleteFunc(rs, func(r *store.Record) bool { return r.Version == 0 }), err
+			}
+		}
+	}},
+	{"a damaged record ends scans", "Damaged", func(_ *storetest.Harness, f *logFaults) {
+		f.damages = func(r *reads) {
+			r.scan = func(store.ReadTx, store.Kind, uuid.UUID, int) ([]*store.Record, error) { return nil, store.ErrDamaged }
+		}
 	}},
 	{"a damaged record hides due records", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {

@@ -21,10 +21,10 @@ var limits = []limit{
 	{over75, everywhere, 0, 0},
 	{over100, everywhere, 0, 0},
 	{hidden, everywhere, 0, 0},
-	{methods, root, 182, 176},
+	{methods, root, 183, 176},
 	{circle, root, 17, 19},
 	{circle, "store/pgstore", 4, 4},
-	{lines, root, 11335, 9999},
+	{lines, root, 11501, 9999},
 	{listings, root, 2, 1}, // the table of work, and of which account each kind of record is
 }
 
@@ -49,4 +49,4 @@ const (
 var hubs = map[string]bool{"vault.go": true, "options.go": true, "work.go": true}
 
 // kindsOfWork are the constants of the root whose records are background work.
-var kindsOfWork = []string{"kindNetworkToken", "kindRelease", "kindBackfill", "kindSinkQueue", "kindQueue", "kindRemains", "kindSpread", "kindRound"}
+var kindsOfWork = []string{"kindNetworkToken", "kindRelease", "kindBackfill", "kindSinkQueue", "kindQueue", "kindRemains", "kindSpread", "kindRound", "kindReseal"}

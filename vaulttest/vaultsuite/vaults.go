@@ -195,8 +195,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"ChangeKeyring": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.ChangeKeyring(ctx, keyring(t, suiteKey))
 		},
-		"Run":   func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
-		"Drain": func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
+		"KeyReport": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.KeyReport(ctx)) },
+		"Run":       func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
+		"Drain":     func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 
 	// Those neither read nor write.

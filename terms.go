@@ -1,0 +1,149 @@
+package cardvault
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/replay"
+	"github.com/cardvault/cardvault/internal/reseal"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// newSealer returns the Sealer of the vault.
+func newSealer(v *Vault) *reseal.Sealer {
+	return reseal.New(reseal.Config{Ledger: v.ledger, Log: v.log, Round: kindReseal, Cares: map[store.Kind]reseal.Care{
+		kindToken:   {Next: func(r *store.Record, plain []byte) ([]byte, error) { return nextShown(v, r, plain) }},
+		kindRelease: {First: true}, // it was not begun
+		kindIdempotency: {Busy: func(_ context.Context, _ *store.Record, plain []byte) (bool, error) {
+			return replay.Claimed(plain), nil
+		}},
+		kindDelivery: {Busy: func(ctx context.Context, r *store.Record, _ []byte) (bool, error) {
+			return v.outbox.Busy(ctx, r)
+		}},
+	}})
+}
+
+// nextShown returns the shown part of the next version of a token that does not change:
+// deliveries that contain its present version contain the next one then.
+func nextShown(v *Vault, r *store.Record, plain []byte) ([]byte, error) {
+	t, err := v.decodeToken(r.ID, uuid.Nil, plain)
+	if err != nil || t.toldVersion != r.Version {
+		return plain, err
+	}
+	t.toldVersion++
+	return tlv.Pad(t.encode(nil), 64, len(plain)), nil
+}
+
+// A TermState says what the key of a term is used for.
+type TermState string
+
+const (
+	TermActive    TermState = "active"    // records are sealed under it
+	TermReadable  TermState = "readable"  // records are read under it, and sealed anew under the active one
+	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more
+	TermDestroyed TermState = "destroyed" // the key is gone
+)
+
+// A KeyReport says under which key terms the records of a vault are sealed.
+type KeyReport struct {
+	Terms []KeyTerm // in their order
+
+	// Unreadable is the number of records whose term cannot be read. They are damaged.
+	Unreadable int64
+}
+
+// A KeyTerm is the time of one master key.
+type KeyTerm struct {
+	Number    uint32
+	State     TermState
+	CreatedAt time.Time     // of the key; of the vault, if it was made before that was kept
+	Age       time.Duration // since CreatedAt
+
+	// Overdue is whether Age is more than [Options.CryptoPeriod] while the term is active or
+	// has records.
+	Overdue bool
+
+	// Records is the number of records by kind, such as "token": those with a part under this
+	// term. A record whose parts have two terms counts in both.
+	Records map[string]int64
+}
+
+// KeyReport counts the records of the whole vault by key term and kind. It reads every
+// record, which takes seconds for each million, so it is for an operator and not for a
+// request. It takes no lock: a record that is written meanwhile counts by the terms that it
+// has when it is read, and a record that is new or deleted may not count. Of a term that
+// nothing is written under any more, a count of zero is final.
+func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
+	defer v.doing(ctx, "report keys", &err)
+	count, err := v.sealer.Count(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.ledger.Reload(ctx); err != nil { // afterwards: a record may have a term begun meanwhile
+		return nil, err
+	}
+
+	at := now()
+	report := &KeyReport{Unreadable: count.Unread}
+	for _, m := range v.ledger.Box.Keys().Masters {
+		t := KeyTerm{Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m), Records: map[string]int64{}}
+		for kind, n := range count.Records[m.Number] {
+			t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
+		}
+		t.Age = at.Sub(t.CreatedAt)
+		t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
+		report.Terms = append(report.Terms, t)
+		delete(count.Records, m.Number)
+	}
+	for _, kinds := range count.Records { // of terms that never were
+		for _, n := range kinds {
+			report.Unreadable += n
+		}
+	}
+	return report, nil
+}
+
+var termStates = map[seal.State]TermState{
+	seal.Active: TermActive, seal.Readable: TermReadable, seal.Closed: TermClosed, seal.Destroyed: TermDestroyed,
+}
+
+// termBegan returns when a key was made. A key from before that was kept is as old as the
+// vault, and that as its default account.
+func termBegan(v *Vault, m *seal.Term) time.Time {
+	if !m.Created.IsZero() {
+		return m.Created
+	}
+	return rowkey.Time(v.whole().rows.Unmask(kindAccount, v.ledger.First))
+}
+
+// overdueBy returns how long the key under which records are sealed has been overdue, 0 if
+// it is not.
+func overdueBy(v *Vault) time.Duration {
+	active := v.ledger.Box.Keys().Masters.Active()
+	return max(0, now().Sub(termBegan(v, active))-v.opts.CryptoPeriod)
+}
+
+// ageWatch is the pause between warnings of a key that is overdue.
+const ageWatch = time.Hour
+
+// watchAge warns of a key that is overdue, until ctx ends.
+func watchAge(v *Vault) func(context.Context) {
+	return func(ctx context.Context) {
+		for {
+			if over := overdueBy(v); over > 0 {
+				v.log.Warn("the key term is older than Options.CryptoPeriod: call RotateKeys", "term", v.ledger.Term(), "overdue", over.Round(time.Hour))
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(ageWatch):
+			}
+		}
+	}
+}
