@@ -159,6 +159,7 @@ func TestFaultsNamed(t *testing.T) {
 		"a lane is removed":             {func(l *log) { l.drop(4); l.drop(2); l.drop(0) }, audit.Removed, 1, 0, 0},
 		"a lane is removed from 2 on":   {func(l *log) { l.drop(5); l.drop(3) }, audit.Removed, 4, 0, 0},
 		"a checkpoint is replayed":      {func(l *log) { l.checkpoints[4] = l.checkpoints[2] }, audit.Replayed, 3, 0, 0},
+		"a checkpoint of another chain": {func(l *log) { l.checkpoints[2].At = start; l.checkpoints[2].Sign(key) }, audit.Replayed, 4, 0, 0},
 		"a checkpoint is edited":        {func(l *log) { l.checkpoints[3].First++ }, audit.Edited, 4, 0, 0},
 		"a digest is edited":            {func(l *log) { l.checkpoints[3].SetDigests(nil) }, audit.Edited, 4, 0, 0},
 		"a checkpoint of another key":   {func(l *log) { l.checkpoints[0].Sign(ed25519.NewKeyFromSeed(make([]byte, 32))) }, audit.Edited, 1, 0, 0},
