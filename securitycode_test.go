@@ -352,7 +352,7 @@ func TestHangingCodes(t *testing.T) {
 		if _, err := l.Consume(l.Context(), id, nil); !errors.Is(err, cardvault.ErrUnavailable) {
 			l.Errorf("consuming: %v", err)
 		}
-		if d := time.Since(start); d != time.Second {
+		if d := time.Since(start); d != 50*time.Millisecond+time.Second { // it looks for a later code first
 			l.Errorf("consuming takes %v", d)
 		}
 		l.must(l.Delete(l.Context(), id))

@@ -124,14 +124,14 @@ type setting struct {
 
 // imports lists the packages that a snippet can use.
 var imports = map[string]string{
-	"context": "context", "errors": "errors", "sql": "database/sql", "fmt": "fmt", "http": "net/http", "httptest": "net/http/httptest", "os": "os",
+	"context": "context", "ed25519": "crypto/ed25519", "errors": "errors", "sql": "database/sql", "fmt": "fmt", "io": "io", "http": "net/http", "httptest": "net/http/httptest", "os": "os",
 	"filepath": "path/filepath", "strings": "strings", "testing": "testing", "time": "time", "uuid": "github.com/google/uuid",
 	"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "valkey": "github.com/valkey-io/valkey-go", "goleak": "go.uber.org/goleak", "stripe": "github.com/stripe/stripe-go/v85", "secrets": "gocloud.dev/secrets", "mystore": "github.com/cardvault/cardvault/test/mystore",
 }
 
 func init() {
 	for _, pkg := range []string{
-		"", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "kms", "kms/gocloud", "kms/pkcs11", "kms/shares", "network", "networks", "networktest", "payone", "ppan", "ppantest",
+		"", "audit", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "kms", "kms/gocloud", "kms/pkcs11", "kms/shares", "network", "networks", "networktest", "payone", "ppan", "ppantest",
 		"receive", "receive/endpoint", "simnet", "sinktest", "store", "store/memstore", "store/pgstore", "store/storetest", "store/valkeycodes",
 		"updater", "updatertest", "vaulttest", "vaulttest/vaultsuite", "webhook", "webhook/webhooktest",
 	} {
