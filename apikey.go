@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/cardvault/cardvault/internal/addresses"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -49,11 +47,6 @@ const (
 	ScopeWebhooksWrite          Scope = "webhooks:write"
 	ScopeAPIKeysRead            Scope = "api-keys:read"
 	ScopeAPIKeysWrite           Scope = "api-keys:write"
-	ScopeMerchantsRead          Scope = "merchants:read"
-
-	// ScopePaymentSecretsWrite rotates payment secrets. Its holder gets the new secret, and
-	// can open payment data that is encrypted under it.
-	ScopePaymentSecretsWrite Scope = "payment-secrets:write"
 )
 
 // allScopes is in the order in which keys store their scopes: new ones go last.
@@ -62,7 +55,7 @@ var allScopes = []Scope{
 	ScopeNetworkTokensProvision, ScopePaymentDataCreate, ScopePaymentDataRead,
 	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
 	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
-	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead, ScopeMerchantsRead, ScopePaymentSecretsWrite,
+	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead,
 }
 
 // AllScopes returns every scope.
@@ -76,15 +69,7 @@ type APIKey struct {
 	CreatedAt time.Time `wire:"created_at"`
 	ExpiresAt time.Time `wire:"expires_at"` // zero: never
 	Scopes    []Scope   `wire:"scopes"`
-
-	// AddressRanges are the only networks from which the key may be used. Empty: everywhere.
-	AddressRanges []netip.Prefix `wire:"address_ranges"`
-
-	// LastUsedAt is when the key last authenticated, rounded down to the hour but not below
-	// CreatedAt, and known a minute later. Zero: never. Only [Vault.APIKey] and lists have it.
-	LastUsedAt time.Time `wire:"last_used_at"`
-
-	Account uuid.UUID
+	Account   uuid.UUID
 
 	// Root is the id of the first key of the chain of creators: its own id if no key made it.
 	// Calls of a key are counted for its root, so that a key gains nothing by making others.
@@ -95,7 +80,6 @@ type APIKey struct {
 	Text     APIKeyText
 	Replayed bool // CreateAPIKey has made it before, or EnsureAPIKey has found it
 
-	row      uuid.UUID
 	creators []uuid.UUID // row keys of the keys that made it, the root first; authenticated
 	digest   hidden      // SHA-256 of the 43 characters that carry the 256-bit secret
 }
@@ -105,8 +89,7 @@ func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope)
 
 // APIKeyOptions are the optional parts of an API key.
 type APIKeyOptions struct {
-	// TTL limits how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end, which only a
-	// sandbox allows. A live vault needs TTL or NotAfter.
+	// TTL limits how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end.
 	TTL time.Duration
 
 	// Creator is the id of the key that makes this one, if one does. The new
@@ -114,14 +97,9 @@ type APIKeyOptions struct {
 	// and is revoked with it.
 	Creator uuid.UUID
 
-	// NotAfter, if set, is the latest end of the key, in a live vault at most [MaxAPIKeyTTL]
-	// from now unless TTL is set. A key with a past end never authenticates.
+	// NotAfter, if set, is the latest end of the key. A key with a past end never
+	// authenticates.
 	NotAfter time.Time
-
-	// AddressRanges are the only networks from which the key may be used, at most
-	// [MaxAddressRanges]: Authenticate compares [Actor.Address]. Each must lie in one of the
-	// creator's, if it has any. Empty: the creator's, or everywhere.
-	AddressRanges []netip.Prefix
 
 	IdempotencyKey string // see the package comment
 }
@@ -138,25 +116,10 @@ func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 		errs = append(errs, &FieldError{"Scopes", invalid.Enum, "must name known scopes"})
 	}
 	if opts != nil {
-		_, ranges := addresses.Tidy(opts.AddressRanges)
-		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL), broken("AddressRanges", ranges))
+		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL))
 	}
 
 	return errors.Join(errs...)
-}
-
-// checkEnd returns a FieldError for a new key of a live vault without an end, or with one
-// that is too far away.
-func (o *APIKeyOptions) checkEnd(m Mode) error {
-	switch {
-	case m != Live || o.TTL != 0:
-		return nil
-	case o.NotAfter.IsZero():
-		return &FieldError{"TTL", invalid.Required, "is required in live mode, or NotAfter"}
-	case time.Until(o.NotAfter) > MaxAPIKeyTTL:
-		return &FieldError{"NotAfter", invalid.OutOfRange, fmt.Sprintf("must be at most %v from now", MaxAPIKeyTTL)}
-	}
-	return nil
 }
 
 // An APIKeyText authenticates as an API key: it is the value of the header x-api-key.
@@ -183,14 +146,14 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // at the end of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer v.doing(ctx, "create API key", &err)
-	if opts == nil {
-		opts = new(APIKeyOptions)
-	}
-	if err := errors.Join(checkAPIKey(label, scopes, opts), opts.checkEnd(v.opts.Mode)); err != nil {
+	if err := checkAPIKey(label, scopes, opts); err != nil {
 		return nil, err
 	}
 
-	asked := newAPIKey(label, scopes, opts)
+	asked := newAPIKey(label, scopes)
+	if opts == nil {
+		opts = new(APIKeyOptions)
+	}
 	call := replay.Request{Operation: opCreateAPIKey, Key: opts.IdempotencyKey, Body: func() []byte { return asked.canonical(opts) }}
 	again := replay.Reopen(ctx, v.rows, kindAPIKey, apiKeys{v.rows}.living, func(k *APIKey) { k.Replayed = true })
 	return once(ctx, v, call, again, func(c *replay.Call) (*APIKey, error) {
@@ -232,7 +195,7 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 		return nil, err
 	}
 
-	asked := newAPIKey(label, scopes, opts)
+	asked := newAPIKey(label, scopes)
 	digest := sha256.Sum256([]byte(secret))
 	given := &store.Record{Kind: kindGivenKey, ID: uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "given_key", digest[:])), Account: v.rows.ID, Version: 1}
 	return ledger.Retry(ctx, func() (*APIKey, error) {
@@ -240,13 +203,10 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 		switch {
 		case err != nil:
 			return nil, err
-		case is != nil && (!slices.Equal(is.Scopes, asked.Scopes) || !is.bounded(&asked, opts.Creator) || apiKeys{v.rows}.maker(is) != opts.Creator):
+		case is != nil && (!slices.Equal(is.Scopes, asked.Scopes) || apiKeys{v.rows}.maker(is) != opts.Creator):
 			return nil, ErrAPIKeyDiffers
 		case is != nil:
 			return is, nil
-		}
-		if err := opts.checkEnd(v.opts.Mode); err != nil {
-			return nil, err
 		}
 
 		k := asked
@@ -264,17 +224,9 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 	})
 }
 
-// bounded reports whether a key has the address ranges that are asked for. Without any, a
-// key below another has those of its creator.
-func (k *APIKey) bounded(asked *APIKey, creator uuid.UUID) bool {
-	inherits := len(asked.AddressRanges) == 0 && creator != uuid.Nil
-	return inherits || slices.Equal(k.AddressRanges, asked.AddressRanges)
-}
-
-// newAPIKey returns a key that is not described yet, with its scopes and ranges in order.
-func newAPIKey(label string, scopes []Scope, opts *APIKeyOptions) APIKey {
+// newAPIKey returns a key that is not described yet, with its scopes in order.
+func newAPIKey(label string, scopes []Scope) APIKey {
 	k := APIKey{Label: label}
-	k.AddressRanges, _ = addresses.Tidy(opts.AddressRanges)
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
 			k.Scopes = append(k.Scopes, s)
@@ -291,11 +243,7 @@ func (k *APIKey) canonical(opts *APIKeyOptions) []byte {
 	}
 	b = tlv.AppendUint(b, 3, uint64(opts.TTL))
 	b = tlv.Append(b, 4, opts.Creator[:])
-	b = tlv.AppendTime(b, 5, opts.NotAfter)
-	for _, p := range k.AddressRanges {
-		b = tlv.Append(b, 6, p.String())
-	}
-	return b
+	return tlv.AppendTime(b, 5, opts.NotAfter)
 }
 
 // complete sets what a new key is beyond label and scopes, and returns its row key.
@@ -362,19 +310,13 @@ func (k *APIKey) endBy(at time.Time) {
 	}
 }
 
-// putBelow puts a key below its creator, which it can exceed neither in scopes nor in time
-// nor in addresses.
+// putBelow puts a key below its creator, which it can exceed neither in scopes nor in
+// time.
 func (k *APIKey) putBelow(by *APIKey) error {
 	if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
 		return ErrInsufficientScope
 	}
 	k.endBy(by.ExpiresAt)
-	if len(k.AddressRanges) == 0 {
-		k.AddressRanges = by.AddressRanges
-	}
-	if !addresses.Within(k.AddressRanges, by.AddressRanges) {
-		return &FieldError{"AddressRanges", invalid.OutOfRange, "must lie within the ranges of the creator"}
-	}
 	if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
 		return ErrAPIKeyDepth
 	}
@@ -513,48 +455,7 @@ func (v *Vault) AllAPIKeys(ctx context.Context, opts *ListOptions) iter.Seq2[*AP
 }
 
 func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
-	uses := map[uuid.UUID]*store.Record{} // by row key
-	return listedBy(opts, "list API keys", listing.List[*APIKey]{
-		Rows: v.rows, Kind: kindAPIKey,
-		Open: func(ctx context.Context, r *store.Record) (*APIKey, error) {
-			return shownAPIKey(ctx, v, r, uses[r.ID])
-		},
-		Also: []func(store.ReadTx, *store.List) error{func(tx store.ReadTx, list *store.List) error {
-			clear(uses)
-			return v.uses.Read(tx, list, uses)
-		}},
-	})
-}
-
-// APIKey returns an API key, without its text. The error is ErrNotFound for an id that the
-// account does not have.
-func (v *Vault) APIKey(ctx context.Context, id uuid.UUID) (_ *APIKey, err error) {
-	defer v.doing(ctx, "get API key", &err, id)
-	r, err := v.rows.Get(ctx, kindAPIKey, id)
-	if err != nil {
-		return nil, err
-	}
-	uses := map[uuid.UUID]*store.Record{}
-	err = v.rows.View(ctx, func(tx store.ReadTx) error {
-		clear(uses)
-		return v.uses.Read(tx, &store.List{Records: []*store.Record{r}}, uses)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return shownAPIKey(ctx, v, r, uses[r.ID])
-}
-
-// shownAPIKey returns an API key with its last use, whose record may be nil.
-func shownAPIKey(ctx context.Context, v *Vault, r, use *store.Record) (*APIKey, error) {
-	k, err := apiKeys{v.rows}.open(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	if k.LastUsedAt, err = v.uses.Open(ctx, use); err == nil && !k.LastUsedAt.IsZero() && k.LastUsedAt.Before(k.CreatedAt) {
-		k.LastUsedAt = k.CreatedAt // in the hour in which it was made
-	}
-	return k, err
+	return listedBy(opts, "list API keys", listing.List[*APIKey]{Rows: v.rows, Kind: kindAPIKey, Open: apiKeys{v.rows}.open})
 }
 
 // DeleteAPIKey revokes an API key and all its descendants, at once: the keys that it made,
@@ -595,8 +496,7 @@ type Principal struct {
 }
 
 // Authenticate returns the principal of an API key's text, in any account. The error is
-// ErrUnauthenticated for every text that is not a valid key, and for a key with address
-// ranges unless the [Actor.Address] of ctx is in one of them.
+// ErrUnauthenticated for every text that is not a valid key.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer v.whole().doing(ctx, "authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
@@ -605,36 +505,16 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 	}
 
 	// A kept principal is found by the whole text alone: a wrong one takes as long as ever.
-	at := now()
-	read := func() (*Principal, error) {
-		return readPrincipal(ctx, v, short, sha256.Sum256([]byte(secret)), at)
-	}
-	p, err := v.principals.Of(ctx, sha256.Sum256([]byte(key)), read)
+	p, err := v.principals.Of(ctx, sha256.Sum256([]byte(key)), func() (*Principal, error) {
+		return readPrincipal(ctx, v, short, sha256.Sum256([]byte(secret)))
+	})
 	if err != nil {
 		return nil, err
 	}
-	if !p.Key.admits(ctx) {
-		// It is kept for callers inside. For one outside it is read once more, which takes as
-		// long as for a wrong secret.
-		if _, err := read(); err != nil {
-			return nil, err
-		}
+	if end := p.Key.ExpiresAt; !end.IsZero() && !end.After(now()) {
 		return nil, ErrUnauthenticated
 	}
-	if end := p.Key.ExpiresAt; !end.IsZero() && !end.After(at) {
-		return nil, ErrUnauthenticated
-	}
-	v.uses.Note(p.Key.Account, p.Key.row, at)
 	return p.clone(), nil
-}
-
-// admits reports whether the caller of a context is where the key may be used.
-func (k *APIKey) admits(ctx context.Context) bool {
-	if len(k.AddressRanges) == 0 {
-		return true
-	}
-	a, _ := ctx.Value(actorKey{}).(Actor)
-	return addresses.Admit(k.AddressRanges, a.Address)
 }
 
 // clone returns a copy of p that shares no memory with it that can be changed.
@@ -645,14 +525,14 @@ func (p *Principal) clone() *Principal {
 		account Account
 	}{key: *p.Key, account: *p.Account}
 	c.Key, c.Account = &c.key, &c.account
-	c.key.Scopes, c.key.AddressRanges = slices.Clone(c.key.Scopes), slices.Clone(c.key.AddressRanges)
-	c.account.ProviderAccounts = slices.Clone(c.account.ProviderAccounts)
+	c.key.Scopes, c.account.ProviderAccounts = slices.Clone(c.key.Scopes), slices.Clone(c.account.ProviderAccounts)
 	return &c.Principal
 }
 
 // readPrincipal returns the principal of an API key with a short id and the digest of a
-// secret. A right secret from outside the ranges of its key is treated like a wrong one.
-func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte, at time.Time) (*Principal, error) {
+// secret.
+func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte) (*Principal, error) {
+	at := now()
 	found, damaged, err := v.ledger.FindOwned(ctx, kindAPIKey, []byte(short), 16, v.decoy.account)
 	if err != nil {
 		return nil, err
@@ -667,15 +547,8 @@ func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) != 1 || !ledger.Lives(c.Record, at) {
-			continue
-		}
-		if k.admits(ctx) {
+		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) == 1 && ledger.Lives(c.Record, at) {
 			return v.principal(ctx, k, c.Account)
-		}
-		if v.outside.Now() {
-			a, _ := ctx.Value(actorKey{}).(Actor)
-			v.log.Warn("API key was used from outside its address ranges", "key", k.ID, "account", k.Account, "address", a.Address, "request_id", a.RequestID)
 		}
 	}
 	if damaged != nil {
@@ -762,8 +635,6 @@ const (
 	keyLabel
 	keyScopes // bytes that are indexes of allScopes
 	keyDigest
-	keyRange         // and its length, in binary form
-	keyBoundedDigest // in place of keyDigest if there are ranges: see decode
 )
 
 func (k *APIKey) encode() []byte {
@@ -776,19 +647,13 @@ func (k *APIKey) encode() []byte {
 		}
 	}
 	b = tlv.Append(b, keyScopes, scopes)
-	digest := byte(keyDigest)
-	for _, p := range k.AddressRanges {
-		text, _ := p.MarshalBinary() // a range always has a binary form
-		b = tlv.Append(b, keyRange, text)
-		digest = keyBoundedDigest
-	}
-	b = tlv.Append(b, digest, hiding.Of(k.digest))
+	b = tlv.Append(b, keyDigest, hiding.Of(k.digest))
 	return tlv.Pad(b, 64, 0)
 }
 
 // describe returns the API key of a record as its columns have it.
 func (s apiKeys) describe(rec *store.Record) *APIKey {
-	k := &APIKey{row: rec.ID, ID: s.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+	k := &APIKey{ID: s.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
 	k.Root = k.ID
 	if len(k.creators) > 0 {
 		k.Root = s.Mask(kindAPIKey, k.creators[0])
@@ -805,11 +670,7 @@ func (s apiKeys) open(ctx context.Context, rec *store.Record) (*APIKey, error) {
 	return k, s.Named(rec, k.decode(plain))
 }
 
-// decode reads what encode has written. The digest of a key with address ranges has a tag of
-// its own: a former version, which passes over ranges, finds such a key damaged and never
-// authenticates it.
 func (k *APIKey) decode(plain []byte) error {
-	bounded := false
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -824,19 +685,12 @@ func (k *APIKey) decode(plain []byte) error {
 					k.Scopes = append(k.Scopes, allScopes[i])
 				}
 			}
-		case keyDigest, keyBoundedDigest:
+		case keyDigest:
 			k.digest = hiding.New(r.Value)
-			bounded = r.Tag == keyBoundedDigest
-		case keyRange:
-			var p netip.Prefix
-			if p.UnmarshalBinary(r.Value) != nil || !p.IsValid() {
-				return fmt.Errorf("%w: address range cannot be read", ErrDamaged)
-			}
-			k.AddressRanges = append(k.AddressRanges, p)
 		}
 	}
 
-	if len(hiding.Of(k.digest)) != sha256.Size || bounded != (len(k.AddressRanges) > 0) {
+	if len(hiding.Of(k.digest)) != sha256.Size {
 		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}
 	return ledger.ReadError(&r)

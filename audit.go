@@ -183,7 +183,6 @@ var recordedCalls = map[string]ledger.Operation{
 	"create account": opCreateAccount, "get account": ledger.Reads("account.read"), "list accounts": ledger.Reads("account.list"), "update account": opUpdateAccount,
 	"create merchant": opCreateMerchant, "ensure merchant": opCreateMerchant, "get merchant": ledger.Reads("merchant.read"),
 	"get primary merchant": ledger.Reads("merchant.read"), "list merchants": ledger.Reads("merchant.list"), "rotate payment secret": opRotateSecret,
-	"revoke previous payment secret": opRevokeSecret, "revoke previous webhook secrets": opRevokeWebhookSecret, "get API key": ledger.Reads("api_key.read"),
 	"create API key": opCreateAPIKey, "ensure API key": opCreateAPIKey, "list API keys": ledger.Reads("api_key.list"), "delete API key": opDeleteAPIKey,
 	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring, "report keys": ledger.Reads("keys.read"),
 	"create webhook": opCreateWebhook, "get webhook": ledger.Reads("webhook.read"), "list webhooks": ledger.Reads("webhook.list"),

@@ -9,8 +9,7 @@ import (
 
 // families says how records belong together. A kind that is missing has no parent.
 var families = ledger.Families{
-	kindAPIKey:      {Made: createdBy, With: kindKeyUse},
-	kindKeyUse:      {Beside: kindAPIKey},
+	kindAPIKey:      {Made: createdBy},
 	kindAnswer:      {Parent: kindToken},
 	kindPaymentData: {Parent: kindToken},
 	kindPaymentJWE:  {Parent: kindToken, Beside: kindPaymentData},

@@ -12,7 +12,6 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/adapter"
-	"github.com/cardvault/cardvault/internal/addresses"
 	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/use"
 	"github.com/cardvault/cardvault/network"
@@ -195,17 +194,15 @@ const (
 	MaxLimit     = 500       // items on a page
 	MaxPage      = 1<<31 - 1 // number of a page
 
-	MaxTokenTTL    = 30 * 24 * time.Hour  // of a token that expires
-	MaxAPIKeyTTL   = 365 * 24 * time.Hour // of an API key that expires
-	MaxAPIKeyDepth = store.MaxLookups     // keys in a chain, each made by the one before: 8
+	MaxTokenTTL    = 30 * 24 * time.Hour // of a token that expires
+	MaxAPIKeyTTL   = 90 * 24 * time.Hour // of an API key that expires
+	MaxAPIKeyDepth = store.MaxLookups    // keys in a chain, each made by the one before: 8
 
 	// MaxWebhooks is the largest Quotas.Webhooks: an event is written in one transaction
 	// with its delivery to each.
 	MaxWebhooks = 64
 
 	MaxProviderAccounts = 16 // of an account
-
-	MaxAddressRanges = addresses.Max // of an API key: 32
 
 	// SecretOverlap is the time before a rotated payment secret is used, so that receivers
 	// can load it.

@@ -18,8 +18,6 @@ var operations = map[*endpoint]string{
 	provisionToken: "token.provision", getSecurityCode: "security_code.read", refreshSession: "session.refresh",
 	replaceCard: "token.replace", replaceSession: "session.replace", consumeToken: "security_code.consume",
 	forwardCard: "card.forward", getSession: "session.read", completeSession: "token.tokenize", preflight: "session.read",
-	listMerchants: "merchant.list", rotatePaymentSecret: "merchant.rotate_secret", revokePaymentSecret: "merchant.revoke_previous_secret",
-	getAPIKey: "api_key.read", revokeSecrets: "webhook.revoke_previous_secrets",
 	listAPIKeys: "api_key.list", createAPIKey: "api_key.create", deleteAPIKey: "api_key.delete",
 	listWebhooks: "webhook.list", createWebhook: "webhook.create", getWebhook: "webhook.read", updateWebhook: "webhook.update",
 	deleteWebhook: "webhook.delete", rotateSecret: "webhook.rotate_secret", testWebhook: "webhook.test",

@@ -199,7 +199,7 @@ func TestNumbers(t *testing.T) {
 		{"webhook/webhook.go", "Defaults to 15 seconds", "webhook", "timeout", 15 * second},
 		{"webhook/webhook.go", "Secrets decode to 24 to 64 bytes", "internal/signature", "minKey", 24},
 		{"account.go", "1 to 255 characters", "internal/rule", "MaxText", 255},
-		{"options.go", "MaxAPIKeyDepth = store.MaxLookups     // keys in a chain, each made by the one before: 8", "store", "MaxLookups", 8},
+		{"options.go", "MaxAPIKeyDepth = store.MaxLookups    // keys in a chain, each made by the one before: 8", "store", "MaxLookups", 8},
 		{"session.go", "the fifth fails it", "", "maxRefusals", 5},
 		{"store/valkeycodes/valkeycodes.go", "Defaults to\n\t// 50 milliseconds", "store/valkeycodes", "patience", 50 * second / 1000},
 		{"store/valkeycodes/valkeycodes.go", "Above 65,536 values", "store/valkeycodes", "maxErase", 65536},

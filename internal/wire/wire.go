@@ -19,7 +19,6 @@ package wire
 import (
 	"encoding/hex"
 	"fmt"
-	"net/netip"
 	"reflect"
 	"strconv"
 	"strings"
@@ -59,7 +58,6 @@ const (
 	uintKind
 	boolKind
 	hashKind
-	rangeKind // of addresses
 	pointerKind
 	structKind
 	listKind
@@ -84,8 +82,6 @@ var (
 	ids   = reflect.TypeFor[uuid.UUID]()
 	times = reflect.TypeFor[time.Time]()
 	names = reflect.TypeFor[card.Name]()
-
-	ranges = reflect.TypeFor[netip.Prefix]()
 
 	named = reflect.TypeFor[fmt.Stringer]()
 )
@@ -180,8 +176,6 @@ func kindOf(t reflect.Type) kind {
 		return timeKind
 	case t == names:
 		return nameKind
-	case t == ranges:
-		return rangeKind
 	case t.Kind() == reflect.Uint8 && t.Implements(named):
 		return enumKind
 	case t.Kind() == reflect.Array && t.Elem().Kind() == reflect.Uint8:
@@ -273,8 +267,6 @@ func (m *member) append(b []byte, v reflect.Value) []byte {
 		return appendStruct(b, f, membersOf(f.Type()))
 	case listKind:
 		return appendList(b, f)
-	case rangeKind:
-		return appendRange(b, f)
 	}
 	panic("wire: member of an unknown kind")
 }
@@ -325,12 +317,7 @@ func (m *member) appendFlag(b []byte, is bool) []byte {
 	return AppendString(b, m.words[0])
 }
 
-// appendRange appends a range of addresses as a string in CIDR notation.
-func appendRange(b []byte, f reflect.Value) []byte {
-	return append(as[netip.Prefix](f).AppendTo(append(b, '"')), '"')
-}
-
-// appendList appends a list of strings, ids, ranges, structs or pointers to structs, null for nil.
+// appendList appends a list of strings, ids, structs or pointers to structs, null for nil.
 func appendList(b []byte, items reflect.Value) []byte {
 	of := items.Type().Elem()
 	var all []member
@@ -352,8 +339,6 @@ func appendList(b []byte, items reflect.Value) []byte {
 			b = AppendString(b, item.String())
 		case idKind:
 			b = appendID(b, uuid.UUID(item.Bytes()))
-		case rangeKind:
-			b = appendRange(b, item)
 		case structKind:
 			b = appendStruct(b, item, all)
 		case pointerKind:

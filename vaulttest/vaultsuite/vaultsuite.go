@@ -83,7 +83,7 @@ type behaviour struct {
 
 var behaviours = slices.Concat(
 	tokenBehaviours, resealBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
-	accountBehaviours, apiKeyBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
+	accountBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
 	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, renewalTimeBehaviours,
 )
 
