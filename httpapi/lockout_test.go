@@ -31,16 +31,26 @@ func hostile() int {
 // An ambush is a vault on a server. Its shoppers and hostile requests share one address.
 type ambush struct {
 	*rig
-	came, answered atomic.Int64 // requests
+	came, answered atomic.Int64 // requests; a repeated one came once
+	turns          sync.Map     // of hostile requests that came
 	sockets        net.Listener
 	memory         *pipeListener
 }
 
+// turnHeader has the number of a hostile request.
+const turnHeader = "X-Turn"
+
 func newAmbush(t *testing.T) *ambush {
 	a := new(ambush)
 	shared := netip.MustParseAddr("192.0.2.1")
-	a.rig = newRig(t, nil, &httpapi.Options{ClientAddr: func(*http.Request) netip.Addr {
-		a.came.Add(1)
+	a.rig = newRig(t, nil, &httpapi.Options{ClientAddr: func(r *http.Request) netip.Addr {
+		again := false
+		if turn := r.Header.Get(turnHeader); turn != "" {
+			_, again = a.turns.LoadOrStore(turn, true)
+		}
+		if !again {
+			a.came.Add(1)
+		}
 		return shared
 	}})
 	var err error
@@ -257,24 +267,25 @@ func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) 
 	var transports []*http.Transport
 	for i := range hostile() {
 		if i%streams == 0 {
-			transports = append(transports, &http.Transport{
-				Protocols: new(http.Protocols),
-				HTTP2:     &http.HTTP2Config{StrictMaxConcurrentRequests: true},
-			})
-			transports[len(transports)-1].Protocols.SetUnencryptedHTTP2(true)
+			transports = append(transports, streaming())
 		}
 		transport := transports[len(transports)-1]
 		url := "http://" + a.sockets.Addr().String() + path(i) + "/complete-action"
 		group.Go(func() {
 			// A server closes a connection that says nothing for two seconds, which happens
-			// on a busy machine. Its requests are then repeated on another connection.
-			for !hang(ctx, t, transport, url, release) {
+			// on a busy machine. Its requests are then repeated on another connection, as
+			// is one that does not come.
+			for !a.hang(ctx, t, transport, url, strconv.Itoa(i), release) {
 				select {
 				case <-release:
 					return
 				case <-ctx.Done():
 					return
 				default:
+				}
+				if _, came := a.turns.Load(strconv.Itoa(i)); !came {
+					transport = streaming()
+					defer transport.CloseIdleConnections()
 				}
 			}
 		})
@@ -289,15 +300,33 @@ func (a *ambush) overHTTP2(t *testing.T, path func(i int) string) (fail func()) 
 	return func() { close(release) }
 }
 
+// streaming returns a transport that opens one connection, for as many streams as a server allows.
+func streaming() *http.Transport {
+	transport := &http.Transport{
+		Protocols: new(http.Protocols),
+		HTTP2:     &http.HTTP2Config{StrictMaxConcurrentRequests: true},
+	}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	return transport
+}
+
 // hang sends a request with half a body, and the other half on release. It returns whether
-// the request was answered.
-func hang(ctx context.Context, t *testing.T, transport *http.Transport, url string, release chan struct{}) bool {
+// the request was answered. One that has not come after 20 seconds is given up.
+func (a *ambush) hang(ctx context.Context, t *testing.T, transport *http.Transport, url, turn string, release chan struct{}) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer time.AfterFunc(20*time.Second, func() {
+		if _, came := a.turns.Load(turn); !came {
+			cancel()
+		}
+	}).Stop()
 	req, err := http.NewRequestWithContext(ctx, "POST", url, &hangingBody{release: release})
 	if err != nil {
 		t.Error(err)
 		return true
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(turnHeader, turn)
 
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
