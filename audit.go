@@ -184,7 +184,7 @@ var recordedCalls = map[string]ledger.Operation{
 	"create merchant": opCreateMerchant, "ensure merchant": opCreateMerchant, "get merchant": ledger.Reads("merchant.read"),
 	"get primary merchant": ledger.Reads("merchant.read"), "list merchants": ledger.Reads("merchant.list"), "rotate payment secret": opRotateSecret,
 	"create API key": opCreateAPIKey, "ensure API key": opCreateAPIKey, "list API keys": ledger.Reads("api_key.list"), "delete API key": opDeleteAPIKey,
-	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring, "report keys": ledger.Reads("keys.read"),
+	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "rotate key series": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring, "report keys": ledger.Reads("keys.read"),
 	"create webhook": opCreateWebhook, "get webhook": ledger.Reads("webhook.read"), "list webhooks": ledger.Reads("webhook.list"),
 	"update webhook": opUpdateWebhook, "delete webhook": opDeleteWebhook, "rotate webhook secret": opRotateWebhook, "test webhook": ledger.Takes("webhook.test"),
 	"list deliveries": ledger.Reads("delivery.list"), "redeliver event": opRedeliver,
@@ -325,11 +325,12 @@ func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time
 	return v.audit.Export(ctx, v.rows, from, to, w)
 }
 
-// AuditPublicKey returns the key that verifies the checkpoints of the vault: see
-// [audit.VerifyOptions]. Keep it outside of the vault. It is nil without Options.Audit.
-func (v *Vault) AuditPublicKey() ed25519.PublicKey {
+// AuditPublicKeys returns the keys that verify the checkpoints of the vault, in their order:
+// see [audit.VerifyOptions]. The last one signs. Keep them outside of the vault. They are nil
+// without Options.Audit.
+func (v *Vault) AuditPublicKeys() []ed25519.PublicKey {
 	if v == nil || v.core == nil || v.audit == nil {
 		return nil
 	}
-	return v.ledger.Box.AuditSigner().Public().(ed25519.PublicKey)
+	return v.ledger.Box.Keys().AuditPublic()
 }

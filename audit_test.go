@@ -3,7 +3,6 @@ package cardvault_test
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"slices"
 	"strings"
@@ -63,7 +62,7 @@ func (a *audited) export() []byte {
 func (a *audited) verify(kept ...*audit.Checkpoint) (report *audit.Report, records []*audit.Record, err error) {
 	a.t.Helper()
 	report, err = audit.Verify(bytes.NewReader(a.export()), &audit.VerifyOptions{
-		PublicKeys: []ed25519.PublicKey{a.AuditPublicKey()}, Kept: kept,
+		PublicKeys: a.AuditPublicKeys(), Kept: kept,
 		Each: func(r *audit.Record) error { records = append(records, r); return nil },
 	})
 	return report, records, err

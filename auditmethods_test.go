@@ -14,15 +14,15 @@ import (
 
 // unrecorded are the methods of a vault without a record in the audit log, with the reason.
 var unrecorded = map[string]string{
-	"Check":          "looks at the card alone",
-	"Close":          "is recorded as audit.stop, and ends the vault",
-	"Run":            "does background work",
-	"Drain":          "does background work",
-	"RecordRefusal":  "records for others",
-	"ExportAudit":    "records itself before it reads: see TestAudit",
-	"ChangeKeyring":  "needs a keyring; its record is written with the keyring",
-	"Forward":        "needs a call of package forward, which records each use",
-	"AuditPublicKey": "returns a key that is public",
+	"Check":           "looks at the card alone",
+	"Close":           "is recorded as audit.stop, and ends the vault",
+	"Run":             "does background work",
+	"Drain":           "does background work",
+	"RecordRefusal":   "records for others",
+	"ExportAudit":     "records itself before it reads: see TestAudit",
+	"ChangeKeyring":   "needs a keyring; its record is written with the keyring",
+	"Forward":         "needs a call of package forward, which records each use",
+	"AuditPublicKeys": "returns keys that are public",
 }
 
 // TestAuditMethods: every method of a vault that can fail has a record, whether it is refused

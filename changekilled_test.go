@@ -95,6 +95,14 @@ var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next 
 		_, err = v.RotateKeys(ctx, nil)
 		return errors.Join(err, v.Close())
 	},
+	"rotate-audit": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+		v, err := cardvault.New(ctx, s, former, nil)
+		if err != nil {
+			return err
+		}
+		_, err = v.RotateSeries(ctx, cardvault.SeriesAudit, nil)
+		return errors.Join(err, v.Close())
+	},
 }
 
 // TestKeyringKilled kills a process at each step of what replaces a keyring, on a vault of

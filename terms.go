@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/reseal"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -40,6 +42,28 @@ func nextShown(v *Vault, r *store.Record, plain []byte) ([]byte, error) {
 	return tlv.Pad(t.encode(nil), 64, len(plain)), nil
 }
 
+// A KeySeries names the keys of one purpose. They are rotated apart from others.
+type KeySeries string
+
+// SeriesAudit holds the keys of the audit log: see [AuditOptions]. A rotation destroys the former
+// key in the same transaction. What it has signed is verified by its public key, which stays:
+// see [Vault.AuditPublicKeys]. A process that has not followed yet signs nothing any more.
+const SeriesAudit KeySeries = "audit"
+
+// RotateSeries starts a new term of a series. The keys under which records are sealed have a
+// call of their own: see [Vault.RotateKeys], of which also the limits and opts are. A lost
+// keyring is not repaired.
+//
+// Errors: a FieldError for a series that does not exist; ErrDamaged for a keyring that was lost
+// or put back.
+func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions) (_ *Outcome, err error) {
+	defer v.doing(ctx, "rotate key series", &err)
+	if s != SeriesAudit {
+		return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
+	}
+	return v.rotate(ctx, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
+}
+
 // A TermState says what the key of a term is used for.
 type TermState string
 
@@ -52,14 +76,18 @@ const (
 
 // A KeyReport says under which key terms the records of a vault are sealed.
 type KeyReport struct {
-	Terms []KeyTerm // in their order
+	Terms []KeyTerm // of the keys under which records are sealed, in their order
+
+	// Others are the terms of each KeySeries, in their order. Nothing is sealed under them.
+	Others []KeyTerm
 
 	// Unreadable is the number of records whose term cannot be read. They are damaged.
 	Unreadable int64
 }
 
-// A KeyTerm is the time of one master key.
+// A KeyTerm is the time of one key.
 type KeyTerm struct {
+	Series    KeySeries // "" for a key under which records are sealed
 	Number    uint32
 	State     TermState
 	CreatedAt time.Time     // of the key; of the vault, if it was made before that was kept
@@ -96,10 +124,12 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		for kind, n := range count.Records[m.Number] {
 			t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
 		}
-		t.Age = at.Sub(t.CreatedAt)
-		t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
-		report.Terms = append(report.Terms, t)
+		report.Terms = append(report.Terms, v.aged(t, at))
 		delete(count.Records, m.Number)
+	}
+	for _, m := range v.ledger.Box.Keys().Audits {
+		t := KeyTerm{Series: SeriesAudit, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m)}
+		report.Others = append(report.Others, v.aged(t, at))
 	}
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
@@ -107,6 +137,13 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		}
 	}
 	return report, nil
+}
+
+// aged returns a term with its age.
+func (v *Vault) aged(t KeyTerm, at time.Time) KeyTerm {
+	t.Age = at.Sub(t.CreatedAt)
+	t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
+	return t
 }
 
 var termStates = map[seal.State]TermState{
@@ -122,11 +159,9 @@ func termBegan(v *Vault, m *seal.Term) time.Time {
 	return rowkey.Time(v.whole().rows.Unmask(kindAccount, v.ledger.First))
 }
 
-// overdueBy returns how long the key under which records are sealed has been overdue, 0 if
-// it is not.
-func overdueBy(v *Vault) time.Duration {
-	active := v.ledger.Box.Keys().Masters.Active()
-	return max(0, now().Sub(termBegan(v, active))-v.opts.CryptoPeriod)
+// overdueBy returns how long the active key of a series has been overdue, 0 if it is not.
+func overdueBy(v *Vault, s seal.Series) time.Duration {
+	return max(0, now().Sub(termBegan(v, s.Active()))-v.opts.CryptoPeriod)
 }
 
 // ageWatch is the pause between warnings of a key that is overdue.
@@ -136,8 +171,12 @@ const ageWatch = time.Hour
 func watchAge(v *Vault) func(context.Context) {
 	return func(ctx context.Context) {
 		for {
-			if over := overdueBy(v); over > 0 {
+			keys := v.ledger.Box.Keys()
+			if over := overdueBy(v, keys.Masters); over > 0 {
 				v.log.Warn("the key term is older than Options.CryptoPeriod: call RotateKeys", "term", v.ledger.Term(), "overdue", over.Round(time.Hour))
+			}
+			if over := overdueBy(v, keys.Audits); over > 0 && v.audit != nil {
+				v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", SeriesAudit, "term", keys.Audits.Active().Number, "overdue", over.Round(time.Hour))
 			}
 			select {
 			case <-ctx.Done():

@@ -9,16 +9,17 @@
 // Vault.ExportAudit writes the log of an account as lines of JSON: a header, each checkpoint
 // followed by its records, the records without a checkpoint, and a signed end.
 //
-//	{"export":{"format":1,"vault_id":…,"account_id":…,"first":1,"public_key":…}}
+//	{"export":{"format":1,"vault_id":…,"account_id":…,"first":1,"keys":…}}
 //	{"checkpoint":{"number":1,"lane":…,"first":1,"digests":…,"signature":…, …}}
 //	{"record":{"lane":…,"sequence":1, …}}
 //	{"open":{"lane":…,"sequence":2, …}}
 //	{"end":{"checkpoints":1,"open":1,"sha256":…,"signature":…}}
 //
 // [Verify] reads an export and names the first record that was edited, removed or swapped.
-// It needs the public key of the vault: the key that an export names proves only that the
-// export agrees with itself. A log that ends too soon agrees with itself too. Only a
-// checkpoint that was kept elsewhere shows that: see [Sink].
+// It needs the public keys of the vault, one and another for each rotation of its audit key:
+// the keys that an export names prove only that the export agrees with itself. A log that ends
+// too soon agrees with itself too. Only a checkpoint that was kept elsewhere shows that: see
+// [Sink].
 package audit
 
 import (

@@ -27,7 +27,14 @@ type header struct {
 	// Whole says that no checkpoint before First was left out on request.
 	Whole bool `wire:"whole"`
 
+	// Keys are the keys of the vault, in their order. The last one signs the end.
+	Keys []Signer `wire:"keys"`
+}
+
+// A Signer is a key that signs checkpoints: those from First on, up to First of the next key.
+type Signer struct {
 	PublicKey [ed25519.PublicKeySize]byte `wire:"public_key"`
+	First     uint64                      `wire:"first"`
 }
 
 // An end is the last line of an export.
@@ -63,14 +70,12 @@ type Writer struct {
 }
 
 // NewWriter begins the export of an account. first is the number of the first checkpoint, 0
-// without any. whole says that no checkpoint before it was left out on request. key
-// signs the end.
-func NewWriter(w io.Writer, vault, account uuid.UUID, first uint64, whole bool, key ed25519.PrivateKey) *Writer {
+// without any. whole says that no checkpoint before it was left out on request. keys are all
+// keys of the vault, in their order. key is the last of them, and signs the end.
+func NewWriter(w io.Writer, vault, account uuid.UUID, first uint64, whole bool, keys []Signer, key ed25519.PrivateKey) *Writer {
 	x := &Writer{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
 	x.sign = func(content []byte) []byte { return ed25519.Sign(key, content) }
-	h := header{Format: Format, VaultID: vault, AccountID: account, First: first, Whole: whole}
-	copy(h.PublicKey[:], key.Public().(ed25519.PublicKey))
-	x.write(&line{Export: &h})
+	x.write(&line{Export: &header{Format: Format, VaultID: vault, AccountID: account, First: first, Whole: whole, Keys: keys}})
 	return x
 }
 

@@ -3,6 +3,7 @@ package audit
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,6 +11,8 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"math"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
@@ -17,8 +20,9 @@ import (
 
 // VerifyOptions say what an export is compared with.
 type VerifyOptions struct {
-	// PublicKeys are the keys of the vault: see Vault.AuditPublicKey. If empty, the key that
-	// the export names is used, and the result shows only that the export agrees with itself.
+	// PublicKeys are the keys of the vault: see Vault.AuditPublicKeys. Others sign nothing. If
+	// empty, the keys that the export names are used, and the result shows only that the
+	// export agrees with itself.
 	PublicKeys []ed25519.PublicKey
 
 	// Kept are checkpoints that were kept elsewhere, such as by a [Sink]. Other accounts' are
@@ -34,7 +38,7 @@ type VerifyOptions struct {
 type Report struct {
 	VaultID   uuid.UUID
 	AccountID uuid.UUID
-	PublicKey ed25519.PublicKey // as the export names it
+	Keys      []Signer // as the export names them
 
 	First uint64      // number of the first checkpoint; 0: the log has none
 	Last  *Checkpoint // nil: the log has none
@@ -231,15 +235,19 @@ func (v *verifier) at(f Fault, slot int, what string) error {
 func (v *verifier) begin(h *header) error {
 	v.header = *h
 	v.report.VaultID, v.report.AccountID, v.report.First = h.VaultID, h.AccountID, h.First
-	v.report.PublicKey = bytes.Clone(h.PublicKey[:])
-	v.keys = v.opts.PublicKeys
-	if len(v.keys) == 0 {
-		v.keys = []ed25519.PublicKey{v.report.PublicKey}
-	}
-
+	v.report.Keys, v.keys = h.Keys, v.opts.PublicKeys
 	if h.Format != Format {
 		return v.fault(Malformed, "export has another format")
 	}
+	if len(h.Keys) == 0 || !slices.IsSortedFunc(h.Keys, func(a, b Signer) int { return cmp.Compare(a.First, b.First) }) {
+		return v.fault(Malformed, "keys of the export are missing or out of order")
+	}
+	if len(v.keys) == 0 {
+		for _, k := range h.Keys {
+			v.keys = append(v.keys, k.PublicKey[:])
+		}
+	}
+
 	for _, k := range v.opts.Kept {
 		if k.VaultID != h.VaultID {
 			return v.fault(Foreign, "a kept checkpoint is of another vault")
@@ -251,6 +259,21 @@ func (v *verifier) begin(h *header) error {
 	return nil
 }
 
+// signer returns the key that signs a checkpoint of a number, none if that is not a key of the
+// vault. A former key that is in other hands proves nothing of later checkpoints.
+func (v *verifier) signer(number uint64) []ed25519.PublicKey {
+	var key ed25519.PublicKey
+	for i := range v.header.Keys {
+		if k := &v.header.Keys[i]; k.First <= number {
+			key = k.PublicKey[:]
+		}
+	}
+	if !slices.ContainsFunc(v.keys, func(k ed25519.PublicKey) bool { return k.Equal(key) }) {
+		return nil
+	}
+	return []ed25519.PublicKey{key}
+}
+
 // checkpoint verifies the place of a checkpoint in the chain.
 func (v *verifier) checkpoint(c *Checkpoint) error {
 	before := v.last
@@ -259,8 +282,8 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 	switch {
 	case c.VaultID != v.header.VaultID || c.AccountID != v.header.AccountID:
 		return v.fault(Foreign, "checkpoint is of another vault or account")
-	case !c.SignedBy(v.keys...):
-		return v.fault(Edited, "checkpoint was not signed like this by the key")
+	case !c.SignedBy(v.signer(c.Number)...):
+		return v.fault(Edited, "checkpoint was not signed like this by the key of its time")
 	}
 
 	want := v.header.First
@@ -358,7 +381,7 @@ func (v *verifier) end(e *end) error {
 		return v.fault(Removed, "the last checkpoint is missing")
 	case hex.EncodeToString(sum) != e.Sum || e.Checkpoints != v.checkpoints || e.Open != uint64(v.report.Open):
 		return v.fault(Edited, "header, end or records without a checkpoint are not as the vault has written them")
-	case !signed(v.keys, e.content(), e.Signature[:]):
+	case !signed(v.signer(math.MaxUint64), e.content(), e.Signature[:]):
 		return v.fault(Foreign, "the end was not signed by the key")
 	}
 	if v.last != nil && v.header.Whole && v.header.First > v.last.Erased+1 {

@@ -32,6 +32,8 @@ type log struct {
 	open        []*audit.Record
 	from        int // checkpoints that an export leaves out
 	first       uint64
+	keys        []audit.Signer     // nil: key alone
+	by          ed25519.PrivateKey // of the end; nil: key
 }
 
 func record(lane, sequence int) *audit.Record {
@@ -80,7 +82,11 @@ func newLogOf(checkpoints, sequences int) *log {
 func (l *log) export(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	x := audit.NewWriter(&b, vaultID, account, l.first+uint64(l.from), l.from == 0, key)
+	keys, by := l.keys, l.by
+	if keys == nil {
+		keys, by = []audit.Signer{{PublicKey: [32]byte(public), First: 1}}, key
+	}
+	x := audit.NewWriter(&b, vaultID, account, l.first+uint64(l.from), l.from == 0, keys, by)
 	for i, c := range l.checkpoints[l.from:] {
 		must(t, x.Checkpoint(c))
 		for _, r := range l.records[l.from+i] {
@@ -113,7 +119,7 @@ func TestVerify(t *testing.T) {
 		Each: func(r *audit.Record) error { each = append(each, r); return nil },
 	})
 	must(t, err)
-	if report.VaultID != vaultID || report.AccountID != account || !report.PublicKey.Equal(public) ||
+	if report.VaultID != vaultID || report.AccountID != account || !slices.Equal(report.Keys, []audit.Signer{{PublicKey: [32]byte(public), First: 1}}) ||
 		report.First != 1 || report.Last.Number != 6 || report.Records != 24 || report.Void != 6 || report.Open != 2 {
 		t.Errorf("report is %+v", report)
 	}
@@ -232,6 +238,51 @@ func wants(t *testing.T, export []byte, f audit.Fault, checkpoint uint64, kept .
 	}
 }
 
+// TestRotated exports a log whose key was rotated before checkpoint 4. The former key signs
+// no later checkpoint.
+func TestRotated(t *testing.T) {
+	present := ed25519.NewKeyFromSeed(bytes.Repeat([]byte{8}, ed25519.SeedSize))
+	both := []ed25519.PublicKey{public, present.Public().(ed25519.PublicKey)}
+	rotated := func(change func(*log)) (*audit.Report, error) {
+		t.Helper()
+		l := newLog()
+		l.keys, l.by = []audit.Signer{{PublicKey: [32]byte(both[0]), First: 1}, {PublicKey: [32]byte(both[1]), First: 4}}, present
+		for _, c := range l.checkpoints[3:] {
+			c.Sign(present)
+		}
+		change(l)
+		return audit.Verify(bytes.NewReader(l.export(t)), &audit.VerifyOptions{PublicKeys: both, Kept: l.checkpoints[2:4]})
+	}
+
+	report, err := rotated(func(*log) {})
+	must(t, err)
+	if len(report.Keys) != 2 || report.Keys[1].First != 4 || report.Last.Number != 6 {
+		t.Errorf("report is %+v", report)
+	}
+	_, err = rotated(func(l *log) {
+		l.keys, l.by = append(l.keys, audit.Signer{PublicKey: [32]byte(both[1]), First: 7}), present
+	})
+	must(t, err)
+
+	for name, c := range map[string]struct {
+		change     func(*log)
+		fault      audit.Fault
+		checkpoint uint64
+	}{
+		"a later checkpoint of the former key":   {func(l *log) { l.checkpoints[4].Sign(key) }, audit.Edited, 5},
+		"an earlier checkpoint of the later key": {func(l *log) { l.checkpoints[1].Sign(present) }, audit.Edited, 2},
+		"an end of the former key":               {func(l *log) { l.by = key }, audit.Foreign, 6},
+		"a key of another vault":                 {func(l *log) { l.keys[1].PublicKey[4] ^= 1 }, audit.Edited, 4},
+		"keys out of order":                      {func(l *log) { l.keys[0].First = 9 }, audit.Malformed, 0},
+		"no keys":                                {func(l *log) { l.keys = []audit.Signer{} }, audit.Malformed, 0},
+	} {
+		var found *audit.VerifyError
+		if _, err := rotated(c.change); !errors.As(err, &found) || found.Fault != c.fault || found.Checkpoint != c.checkpoint {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestErasure exports a log whose oldest checkpoints were erased because of their age.
 func TestErasure(t *testing.T) {
 	erased := func(l *log, n uint64) {
@@ -334,7 +385,7 @@ func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 func (failing) Read([]byte) (int, error)  { return 0, io.ErrClosedPipe }
 
 func TestErrorsOfOthers(t *testing.T) {
-	x := audit.NewWriter(failing{}, vaultID, account, 0, true, key)
+	x := audit.NewWriter(failing{}, vaultID, account, 0, true, nil, key)
 	if err := x.Close(); err != io.ErrClosedPipe {
 		t.Errorf("Close returned %v", err)
 	}

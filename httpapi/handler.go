@@ -140,7 +140,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if v == nil {
 		return nil, errors.New("httpapi: NewHandler needs a vault")
 	}
-	h := &handler{vault: v, routes: routes, audited: v.AuditPublicKey() != nil}
+	h := &handler{vault: v, routes: routes, audited: v.AuditPublicKeys() != nil}
 	if opts != nil {
 		h.opts = *opts
 	}

@@ -2,6 +2,7 @@ package auditlog
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -139,10 +141,11 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 		runs = []*run{{}}
 	}
 
+	keys := rows.Box.Keys()
 	var written []*store.Record
 	var last *kept
 	for _, r := range runs {
-		last = l.statement(rows, c, r)
+		last = statement(keys, rows.ID, c, r)
 		rec, err := last.record(l, rows)
 		if err != nil {
 			return err
@@ -155,7 +158,7 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	}
 
 	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
-		if err := ledger.PutNext(tx, next); err != nil {
+		if err := cmp.Or(ledger.Current(tx, keys), ledger.PutNext(tx, next)); err != nil {
 			return err
 		}
 		for _, r := range written {
@@ -175,13 +178,14 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 }
 
 // statement returns the next checkpoint of a chain, signed.
-func (l *Log) statement(rows ledger.Account, c *chain, r *run) *kept {
+func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 	k := &kept{low: r.low, high: r.high}
-	k.VaultID, k.AccountID, k.At = rows.Box.Keys().Vault, rows.ID, ledger.Now()
+	k.VaultID, k.AccountID, k.At = keys.Vault, account, ledger.Now()
 	k.Number, k.Previous, k.Erased = c.number+1, c.hash, c.erased
 	k.Lane, k.First = r.lane, r.first
 	k.SetDigests(r.digests)
-	k.Sign(rows.Box.AuditSigner())
+	k.Sign(keys.AuditSigner())
+	c.signedBy(keys.Audits.Active().Number)
 	c.number, c.hash = k.Number, k.Hash()
 	return k
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"time"
@@ -99,6 +100,7 @@ func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Tim
 	if err := l.Settle(ctx); err != nil {
 		return err
 	}
+	l.Ledger.Look(ctx)
 	promises, err := l.promises(ctx, rows)
 	if err != nil {
 		return err
@@ -106,6 +108,10 @@ func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Tim
 	c, err := l.readChain(ctx, rows)
 	if err != nil {
 		return err
+	}
+	keys := rows.Box.Keys()
+	if n := len(c.signers); n > 0 && c.signers[n-1].term > keys.Audits.Active().Number {
+		return fmt.Errorf("%w: the audit key is rotated at this moment", ledger.ErrUnavailable)
 	}
 	first := c.erased + 1
 	whole := from.IsZero()
@@ -118,7 +124,7 @@ func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Tim
 		first = 0
 	}
 
-	x := audit.NewWriter(w, rows.Box.Keys().Vault, rows.ID, first, whole, rows.Box.AuditSigner())
+	x := audit.NewWriter(w, keys.Vault, rows.ID, first, whole, c.keys(keys), keys.AuditSigner())
 	for n := first; n > 0 && n <= c.number; n++ {
 		k, err := l.readCheckpoint(ctx, rows, n)
 		switch {

@@ -2,12 +2,16 @@ package auditlog
 
 import (
 	"context"
+	"crypto/ed25519"
+	"encoding/binary"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -152,7 +156,17 @@ type chain struct {
 	erased uint64 // the last checkpoint that was erased because of its age
 	swept  uint64 // the last checkpoint without a trace in the store
 
+	// signers are the keys that have signed checkpoints, from which one on. A chain from
+	// before that was kept has none: the first key has signed it.
+	signers []signer
+
 	record *store.Record // as it was read, opened
+}
+
+// A signer is a key that signs the checkpoints of a chain from a number on.
+type signer struct {
+	term  uint32
+	first uint64
 }
 
 const (
@@ -160,13 +174,41 @@ const (
 	tagHash
 	tagErased
 	tagSwept
+	tagSigner // a term in four bytes, and a number
 )
 
 func (c *chain) encode() []byte {
 	b := tlv.AppendUint(nil, tagNumber, c.number)
 	b = tlv.Append(b, tagHash, c.hash[:])
 	b = tlv.AppendUint(b, tagErased, c.erased)
-	return tlv.AppendUint(b, tagSwept, c.swept)
+	b = tlv.AppendUint(b, tagSwept, c.swept)
+	for _, s := range c.signers {
+		b = tlv.Append(b, tagSigner, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, s.term), s.first))
+	}
+	return b
+}
+
+// signedBy notes the key that signs the next checkpoint.
+func (c *chain) signedBy(term uint32) {
+	if n := len(c.signers); n == 0 || c.signers[n-1].term != term {
+		c.signers = append(c.signers, signer{term, c.number + 1})
+	}
+}
+
+// keys returns the public keys of the vault, each with the first checkpoint that it signs.
+func (c *chain) keys(k *seal.Keys) []audit.Signer {
+	all := make([]audit.Signer, len(k.Audits))
+	for i, public := range k.AuditPublic() {
+		all[i] = audit.Signer{PublicKey: [ed25519.PublicKeySize]byte(public), First: c.number + 1}
+		at := slices.IndexFunc(c.signers, func(s signer) bool { return s.term >= k.Audits[i].Number })
+		switch {
+		case i == 0:
+			all[i].First = 1
+		case at >= 0: // a key that has signed nothing ends where it begins
+			all[i].First = c.signers[at].first
+		}
+	}
+	return all
 }
 
 // chainID returns the row key of the chain of an account.
@@ -200,6 +242,11 @@ func (l *Log) readChain(ctx context.Context, rows ledger.Account) (*chain, error
 			c.erased = r.Uint()
 		case tagSwept:
 			c.swept = r.Uint()
+		case tagSigner:
+			if len(r.Value) != 12 {
+				return nil, l.Ledger.Named(rec, ledger.ErrDamaged)
+			}
+			c.signers = append(c.signers, signer{binary.BigEndian.Uint32(r.Value), binary.BigEndian.Uint64(r.Value[4:])})
 		}
 	}
 	c.record = rec

@@ -21,10 +21,43 @@ const mendRoom = 20
 // RotateKeys starts a new term: see cardvault.Vault.RotateKeys. It calls also in its
 // transaction. The key-encryption key stays the one that wrapped the keyring last.
 func (l *Ledger) RotateKeys(ctx context.Context, also func(store.Tx) error) error {
+	return l.rotate(ctx, &rotation{op: OpRotateKeys, mends: true, next: (*seal.Keys).Next, write: func(next *seal.Keys) func(store.Tx) error {
+		count := countRecord(next, 0, 1)
+		return func(tx store.Tx) error {
+			tx.Put(count)
+			if l.config.Rotated != nil {
+				if err := l.config.Rotated(tx); err != nil {
+					return err
+				}
+			}
+			return also(tx)
+		}
+	}})
+}
+
+// OpRotateAudit is the operation of rotations of the audit key.
+var OpRotateAudit = Ends("keys.rotate_audit")
+
+// RotateAudit starts a new term of the audit key, and destroys the former key. It calls also
+// in its transaction.
+func (l *Ledger) RotateAudit(ctx context.Context, also func(store.Tx) error) error {
+	return l.rotate(ctx, &rotation{op: OpRotateAudit, next: (*seal.Keys).NextAudit,
+		write: func(*seal.Keys) func(store.Tx) error { return also }})
+}
+
+// A rotation makes the next generation of the keys.
+type rotation struct {
+	op    Operation
+	mends bool // writes a lost keyring again
+	next  func(k *seal.Keys, at time.Time, room int) *seal.Keys
+	write func(next *seal.Keys) func(store.Tx) error // returns what is written with the keyring
+}
+
+func (l *Ledger) rotate(ctx context.Context, r *rotation) error {
 	t := tries{ledger: l}
 	for t.more() {
 		m, err := l.loadMeta(ctx)
-		lost := errors.Is(err, errKeyringLost)
+		lost := r.mends && errors.Is(err, errKeyringLost)
 		switch {
 		case err != nil && !lost:
 			return err
@@ -45,20 +78,11 @@ func (l *Ledger) RotateKeys(ctx context.Context, also func(store.Tx) error) erro
 		if !lost {
 			room -= mendRoom
 		}
-		next := l.Box.Keys().Next(Now(), room)
+		next := r.next(l.Box.Keys(), Now(), room)
 		if next == nil {
 			return fmt.Errorf("cardvault: the vault has the %d keys that a keyring holds: another term has no room", room)
 		}
-		count := countRecord(next, 0, 1)
-		err = l.replace(ctx, OpRotateKeys, m.version, next, func(tx store.Tx) error { // the stored keyring was not unwrapped
-			tx.Put(count)
-			if l.config.Rotated != nil {
-				if err := l.config.Rotated(tx); err != nil {
-					return err
-				}
-			}
-			return also(tx)
-		})
+		err = l.replace(ctx, r.op, m.version, next, r.write(next)) // the stored keyring was not unwrapped
 		if !errors.Is(err, store.ErrConflict) {
 			return err
 		}

@@ -56,7 +56,7 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 		return err
 	}
 	defer a.gate.leave()
-	return a.outcome(a.store.Update(ctx, a.ID, fn))
+	return a.follow(ctx, a.outcome(a.store.Update(ctx, a.ID, fn)))
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of. Its record in

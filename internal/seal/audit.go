@@ -2,8 +2,8 @@ package seal
 
 import (
 	"crypto/ed25519"
-	"crypto/hmac"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/google/uuid"
 )
 
@@ -12,17 +12,25 @@ const AuditMACSize = 16
 
 // AuditMAC returns the MAC of the content of a record in the audit log of an account.
 func (b *Box) AuditMAC(account uuid.UUID, content []byte) []byte {
-	return b.account(account).audit.sum(content)[:AuditMACSize]
-}
-
-// ValidAuditMAC reports whether mac is the AuditMAC of content.
-func (b *Box) ValidAuditMAC(account uuid.UUID, content, mac []byte) bool {
-	return hmac.Equal(mac, b.AuditMAC(account, content))
+	return b.account(b.Keys(), account).audit.sum(content)[:AuditMACSize]
 }
 
 // AuditSigner returns the key that signs the checkpoints of the audit log. Who has its
 // public part cannot forge a checkpoint, unlike the holder of a MAC's key.
-func (b *Box) AuditSigner() ed25519.PrivateKey {
-	k := b.Keys()
-	return ed25519.NewKeyFromSeed(derive(k.Audits.key(), "audit signing", k.Vault, uuid.Nil))
+func (k *Keys) AuditSigner() ed25519.PrivateKey { return k.Audits.Active().signer(k.Vault) }
+
+// AuditPublic returns the public keys of all terms of the audit log, in their order.
+func (k *Keys) AuditPublic() []ed25519.PublicKey {
+	all := make([]ed25519.PublicKey, len(k.Audits))
+	for i := range k.Audits {
+		t := &k.Audits[i]
+		if all[i] = t.Public; t.State != Destroyed {
+			all[i] = t.signer(k.Vault).Public().(ed25519.PublicKey)
+		}
+	}
+	return all
+}
+
+func (t *Term) signer(vault uuid.UUID) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed(derive(hiding.Of(t.Key), "audit signing", vault, uuid.Nil))
 }

@@ -1,7 +1,9 @@
 package seal
 
 import (
+	"bytes"
 	"crypto/cipher"
+	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -41,7 +43,7 @@ func randomKey() Key {
 //
 //	1 vault | 2 generation
 //	9 master key | 10 id key | 11 fingerprint key | 12 lookup key | 13 audit key, each number once:
-//		1 number | 2 state | 3 key | 4 created | 5 closed | 6 destroyed
+//		1 number | 2 state | 3 key | 4 created | 5 closed | 6 destroyed | 7 public key
 //	14 wrapping, the present one last:
 //		1 id of the key-encryption key | 2 since
 //
@@ -85,6 +87,10 @@ type Term struct {
 
 	Closed    time.Time // when it became Closed; zero before
 	Destroyed time.Time // when it became Destroyed; zero before
+
+	// Public is the public key of a destroyed key of the audit log, which verifies what that
+	// has signed. It is nil for all others.
+	Public ed25519.PublicKey
 }
 
 // A State says what a key is used for. Keys become what stands further down.
@@ -149,10 +155,29 @@ func (k *Keys) Next(at time.Time, room int) *Keys {
 		return nil
 	}
 	next := k.after()
-	last := next.Masters.Active()
-	last.State = Readable
-	next.Masters = append(next.Masters, Term{Number: last.Number + 1, State: Active, Key: randomKey(), Created: at})
+	next.Masters.Active().State = Readable
+	next.Masters.begin(Active, at)
 	return next
+}
+
+// NextAudit returns a copy of k with a key for one more term of the audit log, or nil if there
+// is no room. The former key is destroyed: nothing needs it any more but its public key.
+func (k *Keys) NextAudit(at time.Time, room int) *Keys {
+	if k.terms() >= room {
+		return nil
+	}
+	next := k.after()
+	last := next.Audits.Active()
+	last.Public = last.signer(k.Vault).Public().(ed25519.PublicKey)
+	last.State, last.Key, last.Destroyed = Destroyed, Key{}, at
+	next.Audits.begin(Active, at)
+	return next
+}
+
+// begin appends a new key.
+func (s *Series) begin(state State, at time.Time) {
+	number := (*s)[len(*s)-1].Number + 1
+	*s = append(*s, Term{Number: number, State: state, Key: randomKey(), Created: at})
 }
 
 // WrappedBy returns a copy of k that a key-encryption key wraps.
@@ -182,7 +207,10 @@ func (k *Keys) HadKey(id string) bool {
 func (k *Keys) after() *Keys {
 	next := *k
 	next.Generation++
-	next.Masters, next.Wrappings = slices.Clone(k.Masters), slices.Clone(k.Wrappings)
+	next.Wrappings = slices.Clone(k.Wrappings)
+	for _, s := range next.series() {
+		*s.of = slices.Clone(*s.of)
+	}
 	return &next
 }
 
@@ -214,6 +242,7 @@ const (
 	termCreated
 	termClosed
 	termDestroyed
+	termPublic
 )
 
 // Fields of a Wrapping.
@@ -263,7 +292,8 @@ func (t *Term) append(b []byte) []byte {
 	b = tlv.Append(b, termKey, hiding.Of(t.Key))
 	b = tlv.AppendTime(b, termCreated, t.Created)
 	b = tlv.AppendTime(b, termClosed, t.Closed)
-	return tlv.AppendTime(b, termDestroyed, t.Destroyed)
+	b = tlv.AppendTime(b, termDestroyed, t.Destroyed)
+	return tlv.Append(b, termPublic, t.Public)
 }
 
 // SealKeys returns k sealed under a data key of KeySize bytes that seals nothing else,
@@ -364,6 +394,11 @@ func parseTerm(data []byte) (Term, error) {
 			t.Closed = r.Time()
 		case termDestroyed:
 			t.Destroyed = r.Time()
+		case termPublic:
+			if len(r.Value) != ed25519.PublicKeySize {
+				return t, errKeys
+			}
+			t.Public = bytes.Clone(r.Value)
 		}
 	}
 
@@ -393,6 +428,11 @@ func (k *Keys) valid() bool {
 	for _, s := range k.series() {
 		if !s.of.valid() {
 			return false
+		}
+		for _, t := range *s.of {
+			if (t.Public != nil) != (s.tag == tagAudit && t.State == Destroyed) {
+				return false
+			}
 		}
 	}
 	return k.Vault != uuid.Nil && len(k.IDs) == 1 && k.terms() <= MaxTerms && len(k.Wrappings) <= MaxWrappings

@@ -2,6 +2,7 @@ package seal_test
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -80,6 +81,43 @@ func TestNext(t *testing.T) {
 	k.Wrappings = slices.Repeat([]seal.Wrapping{{KeyID: strings.Repeat("x", 255), Since: made}}, seal.MaxWrappings)
 	if size := len(k.Marshal()); size > 48<<10 { // of 64 KiB, with a wrapped data key
 		t.Errorf("the most keys take %d bytes of a record", size)
+	}
+}
+
+// TestNextAudit: the former audit key is gone, and its public key stays.
+func TestNextAudit(t *testing.T) {
+	k := seal.NewKeys(made)
+	before, former := k.Marshal(), k.AuditSigner()
+	next := k.NextAudit(made, seal.MaxTerms).NextAudit(made, seal.MaxTerms)
+	if !bytes.Equal(k.Marshal(), before) {
+		t.Error("NextAudit changed the keys that it is called on")
+	}
+	if a := next.Audits; len(a) != 3 || next.Generation != 2 || a[0].State != seal.Destroyed || !a[0].Key.IsZero() || !a[0].Destroyed.Equal(made) || a[2].State != seal.Active {
+		t.Errorf("terms are %+v", next.Audits)
+	}
+
+	parsed, err := seal.ParseKeys(next.Marshal())
+	if err != nil {
+		t.Fatal(err)
+	}
+	public := parsed.AuditPublic()
+	if len(public) != 3 || !former.Public().(ed25519.PublicKey).Equal(public[0]) || !parsed.AuditSigner().Public().(ed25519.PublicKey).Equal(public[2]) || public[1].Equal(public[2]) {
+		t.Errorf("public keys are %x", public)
+	}
+	rest := *next
+	rest.Generation, rest.Audits = 0, k.Audits
+	if !bytes.Equal(rest.Marshal(), before) {
+		t.Error("another field changed")
+	}
+	if k.NextAudit(made, 5) != nil {
+		t.Error("there is no room, and a term")
+	}
+
+	// An audit log has MACs under the present key alone.
+	box := boxOf(k)
+	mac := box.AuditMAC(k.Vault, []byte("content"))
+	if box.SetKeys(next); bytes.Equal(mac, box.AuditMAC(k.Vault, []byte("content"))) {
+		t.Error("a MAC was made with a destroyed key")
 	}
 }
 
@@ -225,6 +263,15 @@ func TestParseKeysRefuses(t *testing.T) {
 		},
 		"destroyed with key": func(k *seal.Keys) {
 			k.Masters = seal.Series{{Number: 1, State: seal.Destroyed, Key: key}, term(2, seal.Active)}
+		},
+		"destroyed audit key without its public key": func(k *seal.Keys) {
+			k.Audits = seal.Series{term(1, seal.Destroyed), term(2, seal.Active)}
+		},
+		"public key of another": func(k *seal.Keys) {
+			k.Masters = seal.Series{{Number: 1, State: seal.Destroyed, Public: make([]byte, 32)}, term(2, seal.Active)}
+		},
+		"short public key": func(k *seal.Keys) {
+			k.Audits = seal.Series{{Number: 1, State: seal.Destroyed, Public: make([]byte, 31)}, term(2, seal.Active)}
 		},
 		"too many": func(k *seal.Keys) {
 			k.Masters = nil

@@ -112,8 +112,17 @@ func (b *Box) Keys() *Keys { return b.current.Load().keys }
 func (b *Box) SetKeys(k *Keys) {
 	b.setting.Lock()
 	defer b.setting.Unlock()
-	if k.Generation > b.Keys().Generation {
-		b.current.Store(&current{keys: k})
+	if k.Generation <= b.Keys().Generation {
+		return
+	}
+	b.current.Store(&current{keys: k})
+
+	// Keys derived from a destroyed key must not stay in memory.
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.accounts)
+	for i := range b.recent {
+		b.recent[i].Store(nil)
 	}
 }
 
@@ -182,7 +191,7 @@ func (b *Box) seal(r *store.Record, part byte, plain []byte) ([]byte, error) {
 		return nil, err
 	}
 	m := k.Masters.Active()
-	aead := b.account(r.Account).aead(k, m, part)
+	aead := b.account(k, r.Account).aead(k, m, part)
 
 	dst := make([]byte, header, overhead+len(plain))
 	dst[0], dst[1] = format, aesGCM
@@ -206,7 +215,7 @@ func (b *Box) open(r *store.Record, part byte, sealed []byte) ([]byte, error) {
 	if m == nil {
 		return nil, ErrUnknownTerm
 	}
-	aead := b.account(r.Account).aead(k, m, part)
+	aead := b.account(k, r.Account).aead(k, m, part)
 
 	aad := scratch.Get().(*[]byte)
 	defer scratch.Put(aad)
@@ -275,6 +284,7 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []by
 // accountKeys holds the keys derived for one account.
 type accountKeys struct {
 	id                                      uuid.UUID
+	of                                      *Keys // from which they are derived
 	prf                                     cipher.Block
 	fingerprint, lookup, idempotency, audit *keyedMAC
 
@@ -288,23 +298,23 @@ type cipherName struct {
 	part byte
 }
 
-func (b *Box) account(id uuid.UUID) *accountKeys {
+func (b *Box) account(k *Keys, id uuid.UUID) *accountKeys {
 	recent := &b.recent[id[len(id)-1]]
-	if a := recent.Load(); a != nil && a.id == id {
+	if a := recent.Load(); a != nil && a.id == id && a.of == k {
 		return a
 	}
 	b.mu.Lock()
 	a := b.accounts[id]
 	b.mu.Unlock()
-	if a != nil {
+	if a != nil && a.of == k {
 		recent.Store(a)
 		return a
 	}
 
 	// Two goroutines may derive the same keys: the lock is not held for it.
-	k := b.Keys()
 	a = &accountKeys{
 		id:          id,
+		of:          k,
 		prf:         newAES(derive(k.IDs.key(), "id", k.Vault, id)),
 		fingerprint: newMAC(derive(k.Fingerprints.key(), "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
@@ -368,12 +378,12 @@ func newAES(key []byte) cipher.Block {
 }
 
 // PRF returns the cipher that masks the row keys of an account.
-func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(id).prf }
+func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(b.Keys(), id).prf }
 
 // Fingerprint returns the keyed hash by which an account recognizes a card
 // number, of 32 bytes.
 func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
-	return b.account(account).fingerprint.sum(pan)
+	return b.account(b.Keys(), account).fingerprint.sum(pan)
 }
 
 // LookupSize is the size of Lookup's result, in bytes.
@@ -381,7 +391,7 @@ const LookupSize = 16
 
 // Lookup returns the keyed hash by which an account finds value.
 func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
-	return b.account(account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
+	return b.account(b.Keys(), account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
 }
 
 // Idempotency returns the keyed hash of parts, of 32 bytes. Different
@@ -391,7 +401,7 @@ func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
 	for _, p := range parts {
 		framed = append(framed, binary.AppendUvarint(nil, uint64(len(p))), p)
 	}
-	return b.account(account).idempotency.sum(framed...)
+	return b.account(b.Keys(), account).idempotency.sum(framed...)
 }
 
 // ValidCount reports whether mac is the CountMAC of a count.

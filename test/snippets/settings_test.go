@@ -20,7 +20,7 @@ var inDocuments = map[string]setting{
 	"docs/account-updater.md: Keep cards up to date": {declarations: `var myUpdater updater.Provider`, last: "_ = o"},
 	"docs/account-updater.md: Write an adapter":      {compiled: "simnet runs the same suite"},
 	"docs/audit.md: Audit log":                       {compiled: "audit_test.go opens such vaults", declarations: `var keys *cardvault.Keyring; var sink audit.Sink`, last: "_, _ = v, err"},
-	"docs/audit.md: Read and export":                 {compiled: "audit_test.go makes the same calls", declarations: `var file io.Reader; var key ed25519.PublicKey; var checkpoints []*audit.Checkpoint`, last: "_, _ = report, err"},
+	"docs/audit.md: Read and export":                 {compiled: "audit_test.go makes the same calls", declarations: `var file io.Reader; var keys []ed25519.PublicKey; var checkpoints []*audit.Checkpoint`, last: "_, _ = report, err"},
 	"docs/custody.md: OpenBao and HashiCorp Vault":   {compiled: "it lacks a server", module: "kms"},
 	"docs/custody.md: Azure and others":              {compiled: "it lacks Azure", module: "kms/gocloud"},
 	"docs/custody.md: HSM":                           {compiled: "it lacks an HSM", module: "kms/pkcs11"},
@@ -35,6 +35,7 @@ var inDocuments = map[string]setting{
 	"docs/forward.md: Over REST":           {compiled: "its calls are those of docs/serve.md and of the tests of httpapi", declarations: vault + `var f *forward.Forwarder`},
 	"docs/forward.md: Destinations":        {compiled: "it names a provider that is not there", declarations: vault + `var shop uuid.UUID`},
 	"docs/keys.md: Use a KMS":              {compiled: "it lacks the client of a KMS"},
+	"docs/keys.md: Rotate the audit key":   {compiled: "TestAuditRotated makes the same call", declarations: vault},
 	"docs/middleware.md: Client addresses": {compiled: "it lacks a vault"},
 	"docs/payments.md: Payments without the shopper": {
 		compiled:     "examples/checkout makes such payments over REST",

@@ -122,12 +122,16 @@ func keyedCalls(t testing.TB, v *cardvault.Vault) map[string]keyedCall {
 			made, err := v.RotateKeys(ctx, bare(key))
 			return keyed(made, err, ofOutcome)
 		},
+		"RotateSeries": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
+			made, err := v.RotateSeries(ctx, cardvault.SeriesAudit, bare(key))
+			return keyed(made, err, ofOutcome)
+		},
 	}
 }
 
 // tellsNothingNew are the calls whose result is the same whether they have done something
 // or not.
-var tellsNothingNew = map[string]bool{"Provision": true, "Consume": true, "Redeliver": true, "RotateWebhookSecret": true, "RotateKeys": true}
+var tellsNothingNew = map[string]bool{"Provision": true, "Consume": true, "Redeliver": true, "RotateWebhookSecret": true, "RotateKeys": true, "RotateSeries": true}
 
 // showsSecret are the calls that show a secret once.
 var showsSecret = map[string]bool{"CreateAPIKey": true, "CreateWebhook": true, "RotatePaymentSecret": true, "RotateWebhookSecret": true}

@@ -192,6 +192,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"Redeliver":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Redeliver(ctx, event, nil)) },
 		"RotateKeys": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.RotateKeys(ctx, nil)) },
+		"RotateSeries": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.RotateSeries(ctx, cardvault.SeriesAudit, nil))
+		},
 		"ChangeKeyring": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.ChangeKeyring(ctx, keyring(t, suiteKey))
 		},
@@ -204,7 +207,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	// have.
 	exempt := []string{
 		"In", "Mode", "Check", "PPANEnabled", "Sender", "Close",
-		"AuditRecords", "AllAuditRecords", "ExportAudit", "AuditPublicKey", "RecordRefusal",
+		"AuditRecords", "AllAuditRecords", "ExportAudit", "AuditPublicKeys", "RecordRefusal",
 	}
 	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
 		if all[method.Name] == nil && !slices.Contains(exempt, method.Name) {
