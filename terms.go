@@ -61,7 +61,7 @@ func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions
 	if s != SeriesAudit {
 		return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
 	}
-	return v.rotate(ctx, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
+	return rotate(ctx, v, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
 }
 
 // A TermState says what the key of a term is used for.
@@ -124,12 +124,12 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		for kind, n := range count.Records[m.Number] {
 			t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
 		}
-		report.Terms = append(report.Terms, v.aged(t, at))
+		report.Terms = append(report.Terms, aged(v, t, at))
 		delete(count.Records, m.Number)
 	}
 	for _, m := range v.ledger.Box.Keys().Audits {
 		t := KeyTerm{Series: SeriesAudit, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m)}
-		report.Others = append(report.Others, v.aged(t, at))
+		report.Others = append(report.Others, aged(v, t, at))
 	}
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
@@ -140,7 +140,7 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 }
 
 // aged returns a term with its age.
-func (v *Vault) aged(t KeyTerm, at time.Time) KeyTerm {
+func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 	t.Age = at.Sub(t.CreatedAt)
 	t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
 	return t

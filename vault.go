@@ -377,7 +377,7 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing(ctx, "rotate keys", &err)
-	made, err := v.rotate(ctx, ledger.OpRotateKeys, opts, v.ledger.RotateKeys)
+	made, err := rotate(ctx, v, ledger.OpRotateKeys, opts, v.ledger.RotateKeys)
 	if err == nil && !made.Replayed {
 		v.sealer.Woken()
 	}
@@ -385,7 +385,7 @@ func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, 
 }
 
 // rotate makes a call that rotates keys with begin, once under its idempotency key.
-func (v *Vault) rotate(ctx context.Context, op ledger.Operation, opts *CallOptions, begin func(ctx context.Context, also func(store.Tx) error) error) (*Outcome, error) {
+func rotate(ctx context.Context, v *Vault, op ledger.Operation, opts *CallOptions, begin func(ctx context.Context, also func(store.Tx) error) error) (*Outcome, error) {
 	call := replay.Request{Operation: op, Key: opts.key()}
 	return once(ctx, v.whole(), call, replayed, func(c *replay.Call) (*Outcome, error) {
 		if err := c.Seal(nil, uuid.Nil); err != nil {
