@@ -68,7 +68,7 @@ var neighbours = map[string][]string{
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule", "/invalid"},
-	"/internal/auditlog":    {"/audit", "/internal/jobs", "/internal/leak", "/internal/ledger", "/internal/rowkey", "/internal/tlv", "/store"},
+	"/internal/auditlog":    {"/audit", "/internal/jobs", "/internal/leak", "/internal/ledger", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/receive":              {"/card", "/internal/credential", "/internal/hiding", "/internal/signature"},
 	"/receive/endpoint":     {"/receive"},
