@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
@@ -23,6 +24,7 @@ var overtakenBehaviours = []behaviour{
 	{"OvertakenUse", overtakenUse},
 	{"OvertakenUpdate", overtakenUpdate},
 	{"OvertakenPayment", overtakenPayment},
+	{"OvertakenNotice", overtakenNotice},
 }
 
 // A trailer is a store on which something happens once, after the next write. If that is an
@@ -218,4 +220,31 @@ func overtakenPayment(t *testing.T, s store.Store) {
 	}
 	stores("a payment with the card of before", 1)
 	stores("a payment with the new card", 2)
+}
+
+// overtakenNotice: a notice of a provisioning whose card is replaced while the notice is applied
+// does not change the next provisioning, though no id of a network token is known of either.
+func overtakenNotice(t *testing.T, s store.Store) {
+	m := &meddler{Store: s}
+	n := new(clerk)
+	v, ctx := replacing(t, m, n, nil), t.Context()
+	for i, kind := range []network.NoticeKind{network.NoticeDeleted, network.NoticeRefused, network.NoticeInvalidated} {
+		token := importCard(t, v, testCard(2*i), nil)
+		n.lost.Store(true) // so that the idempotency key alone names its network token
+		drain(t, v)
+		n.lost.Store(false)
+		notice := &network.Notice{
+			ID: fmt.Sprint(canary, i), Kind: kind, By: network.OwnerIssuer, OccurredAt: time.Now(),
+			Token:   network.Ref{IdempotencyKey: token.ID.String() + ":1"},
+			Failure: &network.Error{Source: network.SourceScheme, Code: network.CodeDeclined},
+		}
+		m.meddle = func() { must(v.Replace(ctx, token.ID, testCard(2*i+1), nil))(t) }
+		noError(t, v.Notify(ctx, notice))
+		checkState(t, v, token.ID, network.Pending, "")
+		drain(t, v)
+		checkState(t, v, token.ID, network.Active, "")
+		if is := must(v.Get(ctx, token.ID))(t); is.Status != cardvault.StatusActive {
+			t.Errorf("%v: the token is %v", kind, is.Status)
+		}
+	}
 }
