@@ -170,7 +170,7 @@ const (
 	kindCard                      // its id is a keyed hash of a card number that is shared
 	kindIdentification            // its id is its reference
 	kindSubmitted                 // its id is a keyed hash of the reference of a card at the updater
-	kindPlan                      // its id is a keyed hash of the number of a card whose outcome is decided
+	kindInquired                  // its id is a keyed hash of the payment account reference of a card at the updater
 )
 
 var stateID = uuid.UUID{15: 1}

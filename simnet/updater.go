@@ -1,9 +1,11 @@
 package simnet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -18,15 +20,23 @@ import (
 type submitted struct {
 	Reference string       `json:"reference"`
 	Scheme    scheme       `json:"scheme"`
+	Expiry    card.Expiry  `json:"expiry"` // as it was submitted
 	Kind      updater.Kind `json:"kind"`
-	Card      numbered     `json:"card"`           // as it is from now on
-	Tries     int          `json:"tries,omitzero"` // failed deliveries
+	Card      numbered     `json:"card"`             // as it is from now on
+	Reports   int          `json:"reports,omitzero"` // outcomes after the first
+	Tries     int          `json:"tries,omitzero"`   // failed deliveries
 }
 
-// A plan is what the updater reports about a card that is submitted next.
-type plan struct {
-	Kind updater.Kind `json:"kind"`
+// An inquired card number was submitted, or its next submission has a plan.
+type inquired struct {
+	Plan updater.Kind `json:"kind,omitzero"`
+	Rows []uuid.UUID  `json:"rows,omitempty"` // of its latest submissions, of all tokens
+
+	record *store.Record
 }
+
+// submissions bounds the Rows of an inquired card number.
+const submissions = 100
 
 // Updater returns the simulator as an account updater. It answers two seconds after a
 // submission, as the scenarios and [Control.Report] say. A new number has the test IIN of
@@ -44,16 +54,22 @@ func (u accountUpdater) Submit(ctx context.Context, r *updater.SubmitRequest) er
 	}
 	due := time.UnixMicro(u.n.now()).Add(later)
 	all := make([]submitted, len(r.Cards))
-	plans := make([]uuid.UUID, len(r.Cards))
+	numbers := make([]uuid.UUID, len(r.Cards))
 	for i := range r.Cards {
 		r.Cards[i].PAN.Expose(func(digits []byte) {
-			all[i], plans[i] = u.n.report(&r.Cards[i], digits), u.n.planOf(digits)
+			all[i], numbers[i] = report(&r.Cards[i], digits), u.n.inquiredID(u.n.accountReference(digits))
 		})
 	}
 
 	err := u.n.store.Update(ctx, func(tx store.Tx) error {
+		inquiries := map[uuid.UUID]*inquired{} // reads do not see the writes of this function
 		for i, s := range all {
-			if err := u.n.submit(tx, s, r.Cards[i].Expiry, plans[i], due); err != nil {
+			if err := u.n.submit(tx, s, numbers[i], inquiries, due); err != nil {
+				return err
+			}
+		}
+		for _, q := range inquiries {
+			if err := q.put(tx); err != nil {
 				return err
 			}
 		}
@@ -65,30 +81,54 @@ func (u accountUpdater) Submit(ctx context.Context, r *updater.SubmitRequest) er
 	return err
 }
 
-// submit puts a submitted card, unless that was done before. A plan for it comes to its end.
-func (n *Network) submit(tx store.Tx, s submitted, e card.Expiry, planID uuid.UUID, due time.Time) error {
+// submit puts a submitted card, unless that was done before, and notes it in the inquiries of
+// its number. A plan comes to its end.
+func (n *Network) submit(tx store.Tx, s submitted, number uuid.UUID, inquiries map[uuid.UUID]*inquired, due time.Time) (err error) {
 	row := uuid.UUID(n.mac("submitted", []byte(s.Reference))[:16])
 	if _, err := tx.Get(kindSubmitted, row); !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
 
-	switch r, err := tx.Get(kindPlan, planID); {
-	case err == nil:
-		var p plan
-		if err := decode(r, &p); err != nil {
+	q := inquiries[number]
+	if q == nil {
+		if q, err = getInquired(tx, number); err != nil {
 			return err
 		}
-		s.Kind = p.Kind
-		tx.Delete(kindPlan, planID)
-	case !errors.Is(err, store.ErrNotFound):
-		return err
+		inquiries[number] = q
 	}
+	n.decide(&s, cmp.Or(q.Plan, s.Kind))
+	q.Plan, q.Rows = 0, append(q.Rows, row)
+	q.Rows = q.Rows[max(0, len(q.Rows)-submissions):]
+	return putSubmitted(tx, &store.Record{Kind: kindSubmitted, ID: row, Due: due}, &s)
+}
 
-	s.Card.Expiry = n.renewed(s.Kind, e)
-	if s.Card.Expiry == e || s.Scheme == scheme(card.UnknownScheme) && s.Kind == updater.Updated {
+// decide makes k the outcome of a submitted card, if the card can have it.
+func (n *Network) decide(s *submitted, k updater.Kind) {
+	s.Kind, s.Card.Expiry = k, n.renewed(k, s.Expiry)
+	if s.Card.Expiry == s.Expiry || s.Scheme == scheme(card.UnknownScheme) && k == updater.Updated {
 		s.Kind = updater.NoMatch
 	}
-	return putSubmitted(tx, &store.Record{Kind: kindSubmitted, ID: row, Due: due}, &s)
+}
+
+// getInquired returns the inquiries about a card number.
+func getInquired(tx store.ReadTx, id uuid.UUID) (*inquired, error) {
+	r, err := tx.Get(kindInquired, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return &inquired{record: &store.Record{Kind: kindInquired, ID: id}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	q := &inquired{record: r}
+	return q, decode(r, q)
+}
+
+func (q *inquired) put(tx store.Tx) (err error) {
+	q.record.Version++
+	if q.record.Shown, err = json.Marshal(q); err == nil {
+		tx.Put(q.record)
+	}
+	return err
 }
 
 // renewed returns the expiry that an outcome reports.
@@ -101,9 +141,9 @@ func (n *Network) renewed(k updater.Kind, e card.Expiry) card.Expiry {
 	return after(e, years)
 }
 
-// report returns what the scenario of a card says. What cannot be a card is no match.
-func (n *Network) report(c *updater.CardRef, digits []byte) submitted {
-	s := submitted{Reference: c.Reference, Scheme: scheme(c.Scheme), Kind: updater.NoMatch}
+// report returns the outcome of a card by its scenario. Digits that make no card do not match.
+func report(c *updater.CardRef, digits []byte) submitted {
+	s := submitted{Reference: c.Reference, Scheme: scheme(c.Scheme), Expiry: c.Expiry, Kind: updater.NoMatch}
 	if !known(c.Scheme) {
 		s.Scheme = scheme(card.UnknownScheme)
 	}
@@ -121,35 +161,63 @@ func (n *Network) report(c *updater.CardRef, digits []byte) submitted {
 	return s
 }
 
-// Report decides what the updater reports about a card number the next time that it is
-// submitted, instead of what its scenario says.
+// Report decides what the updater reports about a card number, instead of what its scenario
+// says: at once for its last 100 submissions, whichever token they were for, or for the next
+// submission if it is the first.
 func (c *Control) Report(ctx context.Context, pan card.PAN, k updater.Kind) error {
+	var reference string
+	pan.Expose(func(digits []byte) { reference = c.n.accountReference(digits) })
+	return c.ReportAccount(ctx, reference, k)
+}
+
+// ReportAccount is Report for the card number with a payment account reference, as the
+// network tokens of the simulator have it.
+func (c *Control) ReportAccount(ctx context.Context, reference string, k updater.Kind) error {
 	if k < updater.Updated || k > updater.NoMatch {
 		return errors.New("simnet: updaters report no such kind of outcome")
 	}
-	var row uuid.UUID
-	pan.Expose(func(digits []byte) { row = c.n.planOf(digits) })
-	shown, err := json.Marshal(plan{k})
+	due := time.UnixMicro(c.n.now())
+	err := c.n.store.Update(ctx, func(tx store.Tx) error {
+		q, err := getInquired(tx, c.n.inquiredID(reference))
+		if err != nil {
+			return err
+		}
+		if len(q.Rows) == 0 {
+			q.Plan = k
+			return q.put(tx)
+		}
+		for _, row := range q.Rows {
+			if err := c.n.reportAgain(tx, row, k, due); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	c.n.wake()
+	return err
+}
+
+// reportAgain gives a submitted card another outcome, of another id, that is due at a time.
+func (n *Network) reportAgain(tx store.Tx, row uuid.UUID, k updater.Kind, due time.Time) error {
+	r, err := tx.Get(kindSubmitted, row)
 	if err != nil {
 		return err
 	}
-
-	return c.n.store.Update(ctx, func(tx store.Tx) error {
-		r, err := tx.Get(kindPlan, row)
-		if errors.Is(err, store.ErrNotFound) {
-			r = &store.Record{Kind: kindPlan, ID: row}
-		} else if err != nil {
-			return err
-		}
-		r.Version++
-		r.Shown = shown
-		tx.Put(r)
-		return nil
-	})
+	var s submitted
+	if err := decode(r, &s); err != nil {
+		return err
+	}
+	n.decide(&s, k)
+	s.Tries = 0
+	s.Reports++
+	r.Due = due
+	return putSubmitted(tx, r, &s)
 }
 
-// planOf is the id of the plan of a card number.
-func (n *Network) planOf(digits []byte) uuid.UUID { return uuid.UUID(n.mac("plan", digits)[:16]) }
+// inquiredID is the id of the card number with a payment account reference.
+func (n *Network) inquiredID(reference string) uuid.UUID {
+	return uuid.UUID(n.mac("inquired", []byte(reference))[:16])
+}
 
 // Feed passes each outcome once it is due. An outcome for which sink fails comes again as a
 // notice does.
@@ -172,6 +240,9 @@ func (u accountUpdater) Feed(ctx context.Context, sink func(context.Context, *up
 // outcome returns an outcome as the vault receives it.
 func (n *Network) outcome(row uuid.UUID, s *submitted) *updater.Outcome {
 	o := &updater.Outcome{ID: tokenID(row), Reference: s.Reference, Kind: s.Kind, Expiry: s.Card.Expiry}
+	if s.Reports > 0 {
+		o.ID += "-" + strconv.Itoa(s.Reports)
+	}
 	if s.Kind == updater.Updated {
 		o.PAN = n.replacement(row, s)
 	}

@@ -96,7 +96,8 @@ func TestUpdaterScenarios(t *testing.T) {
 	}
 }
 
-// TestUpdaterReport: a plan counts for the next submission, whatever the scenario.
+// TestUpdaterReport: a report about a number that was not submitted counts for its next
+// submission, whatever the scenario.
 func TestUpdaterReport(t *testing.T) {
 	n := newNetwork(t, memstore.New(), nil)
 	pan := simnet.ScenarioPAN(card.VISA, 92)
@@ -110,7 +111,71 @@ func TestUpdaterReport(t *testing.T) {
 			t.Errorf("submission %d: %v, want %v", i, got.Kind, want)
 		}
 	}
-	if err := n.Control().Report(t.Context(), pan, 0); err == nil {
-		t.Error("an outcome without a kind is planned")
+	for _, kind := range []updater.Kind{0, updater.NoMatch + 1} {
+		if err := n.Control().Report(t.Context(), pan, kind); err == nil {
+			t.Error("an outcome without a kind is reported")
+		}
+	}
+}
+
+// fed returns the next outcomes by their references.
+func fed(t *testing.T, n *simnet.Network, many int) map[string]updater.Outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	got := map[string]updater.Outcome{}
+	err := n.Updater().Feed(ctx, func(_ context.Context, o *updater.Outcome) error {
+		if got[o.Reference] = *o; len(got) == many {
+			cancel()
+		}
+		return nil
+	})
+	if err != nil || len(got) != many {
+		t.Fatalf("%d outcomes, want %d: %v", len(got), many, err)
+	}
+	return got
+}
+
+// TestUpdaterReportSubmitted: a report about a number that was submitted comes at once, for
+// all tokens that have it and no other, under ids of its own, any number of times.
+func TestUpdaterReportSubmitted(t *testing.T) {
+	n := newNetwork(t, storetest.Twice(memstore.New()), nil)
+	pan, other := simnet.ScenarioPAN(card.VISA, 92), simnet.ScenarioPAN(card.Mastercard, 0)
+	is := card.Expiry{Month: 2, Year: 2090}
+	r := &updater.SubmitRequest{IdempotencyKey: "a", Cards: []updater.CardRef{
+		{Reference: "one", Scheme: card.VISA, PAN: pan, Expiry: is},
+		{Reference: "two", Scheme: card.VISA, PAN: pan, Expiry: card.Expiry{Month: 3, Year: 2091}},
+		{Reference: "other", Scheme: card.Mastercard, PAN: other, Expiry: is},
+	}}
+	for range 2 { // the second time it changes nothing
+		if err := n.Updater().Submit(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Control().Report(t.Context(), pan, updater.ExpiryChanged); err != nil {
+		t.Fatal(err)
+	}
+	got := fed(t, n, 2) // before those of the submission
+	one, two := got["one"], got["two"]
+	if one.Kind != updater.ExpiryChanged || one.Expiry != (card.Expiry{Month: 2, Year: 2093}) || two.Expiry != (card.Expiry{Month: 3, Year: 2094}) {
+		t.Errorf("reported: %+v, %+v", one, two)
+	}
+
+	token := provision(t, n, request(card.VISA, 92))
+	ids := map[string]bool{one.ID: true, two.ID: true}
+	for _, kind := range []updater.Kind{updater.Updated, updater.Closed, updater.Closed} {
+		if err := n.Control().ReportAccount(t.Context(), token.PaymentAccountReference, kind); err != nil {
+			t.Fatal(err)
+		}
+		got := fed(t, n, 2)
+		one, two := got["one"], got["two"]
+		if one.Kind != kind || two.Kind != kind || one.PAN.IsZero() != (kind == updater.Closed) || ids[one.ID] || ids[two.ID] {
+			t.Errorf("%v: reported %+v, %+v", kind, one, two)
+		}
+		ids[one.ID], ids[two.ID] = true, true
+	}
+	n.Advance(2 * time.Second)
+	if got := fed(t, n, 1); got["other"].Kind != updater.NoMatch {
+		t.Errorf("the other card: %+v", got)
 	}
 }

@@ -3,7 +3,7 @@
 // It is not made to hold real cards.
 //
 //	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
-//		[-security-code-ttl 10m] [-session-ttl 15m] [-updater-period 720h] [-log-level info]
+//		[-security-code-ttl 10m] [-session-ttl 15m] [-updater-period 1h] [-log-level info]
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //		[-forward http://127.0.0.1:8090/psp/,http://localhost:8090/psp/]
 //
@@ -54,7 +54,7 @@ func main() {
 	flag.StringVar(&c.forward, "forward", sandbox.Providers, "comma-separated `URLs` on this machine to which cards may be forwarded")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
-	flag.DurationVar(&c.updaterPeriod, "updater-period", 30*24*time.Hour, "how often a card is submitted to the account updater, at least 1h")
+	flag.DurationVar(&c.updaterPeriod, "updater-period", time.Hour, "how often a card is submitted to the account updater, at least 1h")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
 	if flag.NArg() > 0 {

@@ -45,6 +45,13 @@ func TestControl(t *testing.T) {
 		t.Error("invalidated_at is null")
 	}
 
+	// JCB cards have no network token here.
+	for _, id := range []string{other.ID(), p.Import(t, "3566000000000000").ID()} {
+		for _, outcome := range []string{"updated", "expiry_changed", "closed", "contact_cardholder", "opted_out", "no_match"} {
+			do(id, "report/"+outcome)
+		}
+	}
+
 	for _, c := range []struct {
 		status           int
 		method, key      string
@@ -59,6 +66,11 @@ func TestControl(t *testing.T) {
 		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/explode", "NOT_FOUND"},
 		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/suspend/", "NOT_FOUND"},
 		{404, "POST", p.Accounts[0].APIKey, k.ID(), "NOT_FOUND"},
+		{404, "POST", p.Accounts[1].APIKey, k.ID() + "/report/updated", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/report", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/report/", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/report/perhaps", "NOT_FOUND"},
+		{404, "POST", p.Accounts[0].APIKey, k.ID() + "/report/updated/", "NOT_FOUND"},
 		{405, "GET", p.Accounts[0].APIKey, k.ID() + "/suspend", "METHOD_NOT_ALLOWED"},
 		{401, "POST", "", k.ID() + "/suspend", "UNAUTHORIZED"},
 		{401, "POST", p.Accounts[0].APIKey + "x", k.ID() + "/suspend", "UNAUTHORIZED"},

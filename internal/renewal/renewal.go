@@ -213,7 +213,11 @@ func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round) error {
 		case err != nil:
 			return err // after the lease it goes on from where it was
 		case ended:
-			n.Log.Info("a round of the account updater has ended", "updater", n.name, "cards", r.cards)
+			level := slog.LevelInfo
+			if r.cards == 0 { // like most rounds of a small vault
+				level = slog.LevelDebug
+			}
+			n.Log.Log(ctx, level, "a round of the account updater has ended", "updater", n.name, "cards", r.cards)
 			next, due := r.end(n.Period)
 			return n.again(ctx, j, next, due)
 		case r.pending != uuid.Nil:

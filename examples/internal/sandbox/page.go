@@ -481,6 +481,13 @@ var testCards = []struct {
 		{0, 36, "active, then the card gets new art"},
 		{0, 37, "active, then the network token gets a new number and expiry date"},
 	}},
+	{"Account updater", []testCard{
+		{0, 90, "submitted within 3 minutes; then the card gets a new number and expiry date"},
+		{0, 91, "submitted within 3 minutes; then the card gets a new expiry date"},
+		{0, 92, "submitted within 3 minutes; then the card is invalid: its account is closed"},
+		{0, 93, "submitted within 3 minutes; nothing changes: the cardholder needs to be asked"},
+		{0, 94, "submitted within 3 minutes, and never again: the cardholder has opted out"},
+	}},
 	{"Payment data", []testCard{
 		{0, 40, "declined by the scheme"},
 		{0, 41, "refused: the merchant is not enrolled"},

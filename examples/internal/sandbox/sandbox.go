@@ -5,6 +5,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"net"
@@ -46,7 +47,7 @@ type Options struct {
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
-	UpdaterPeriod   time.Duration // of the vault; 0: its default
+	UpdaterPeriod   time.Duration // of the vault; 0: an hour, so that cards are submitted within minutes
 	Replicas        int           // of the vault on its store; 0: one
 
 	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
@@ -95,13 +96,14 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		PPAN:            s.provider,
 		IDV:             s.opts.Network.IDV(),
 		Updater:         s.opts.Network.Updater(),
-		UpdaterPeriod:   s.opts.UpdaterPeriod,
+		UpdaterPeriod:   cmp.Or(s.opts.UpdaterPeriod, time.Hour),
 		BaseURL:         s.opts.BaseURL,
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,
 		Replicas:        s.opts.Replicas,
 		Events:          s.recent,
 		Webhooks:        s.sender,
+		Purposes:        []string{reportPurpose},
 		Logger:          s.opts.Log,
 	}
 }

@@ -12,27 +12,59 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/simnet"
+	"github.com/cardvault/cardvault/updater"
 	"github.com/google/uuid"
 )
 
 // A simulator answers POST /simulator/tokens/{id}/{action}: it does to a card of
-// the caller's account what its scheme would. Any API key will do.
+// the caller's account what its scheme would, or has the account updater report
+// something about it. Any API key will do.
 type simulator struct {
 	callers httpapi.Authenticator
 	vault   *cardvault.Vault
-	actions map[string]func(context.Context, uuid.UUID) error
+	control *simnet.Control
+	actions map[string]simulation
 	log     *slog.Logger
 }
 
 func newSimulator(callers httpapi.Authenticator, v *cardvault.Vault, c *simnet.Control, log *slog.Logger) *simulator {
-	return &simulator{callers, v, map[string]func(context.Context, uuid.UUID) error{
-		"suspend":    c.Suspend,
-		"resume":     c.Resume,
-		"delete":     c.Delete,
-		"invalidate": c.Invalidate,
-		"replace":    c.Replace,
-		"renew":      c.Renew,
+	s := &simulator{callers, v, c, map[string]simulation{
+		"suspend":    atScheme(c.Suspend),
+		"resume":     atScheme(c.Resume),
+		"delete":     atScheme(c.Delete),
+		"invalidate": atScheme(c.Invalidate),
+		"replace":    atScheme(c.Replace),
+		"renew":      atScheme(c.Renew),
 	}, log}
+	for k := updater.Updated; k <= updater.NoMatch; k++ {
+		s.actions["report/"+k.String()] = func(ctx context.Context, v *cardvault.Vault, t *cardvault.Token) error {
+			return s.report(ctx, v, t, k)
+		}
+	}
+	return s
+}
+
+// A simulation happens to the card of a token, in the account of the vault.
+type simulation func(context.Context, *cardvault.Vault, *cardvault.Token) error
+
+// atScheme returns what a scheme does to a network token, by the id of its token.
+func atScheme(do func(context.Context, uuid.UUID) error) simulation {
+	return func(ctx context.Context, _ *cardvault.Vault, t *cardvault.Token) error { return do(ctx, t.ID) }
+}
+
+// reportPurpose is the purpose for which the simulator uses cards that have no payment
+// account reference.
+const reportPurpose = "account-updater-simulator"
+
+// report has the account updater report something about a card. A card whose number is stale
+// has a payment account reference: it had a network token.
+func (s *simulator) report(ctx context.Context, v *cardvault.Vault, t *cardvault.Token, k updater.Kind) error {
+	if t.PaymentAccountReference != "" {
+		return s.control.ReportAccount(ctx, t.PaymentAccountReference, k)
+	}
+	return v.Use(ctx, t.ID, reportPurpose, func(ctx context.Context, c *cardvault.UsedCard) error {
+		return s.control.Report(ctx, c.PAN, k)
+	})
 }
 
 func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -59,6 +91,10 @@ func (s *simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f = notFound
 	case errors.Is(err, simnet.ErrUnknownToken):
 		f = noNetworkToken
+	case errors.Is(err, cardvault.ErrTokenInvalidated):
+		f = tokenInvalidated
+	case errors.Is(err, cardvault.ErrCardDataStale):
+		f = cardDataStale
 	default:
 		s.log.Error("simulator", "request_id", requestID, "error", err)
 		f = internalError
@@ -85,10 +121,12 @@ func (s *simulator) act(r *http.Request) error {
 	}
 
 	id, _ := parseID(token) // if malformed, zero, which no token has
-	if _, err := s.vault.In(p.Account.ID).Get(r.Context(), id); err != nil {
+	v := s.vault.In(p.Account.ID)
+	t, err := v.Get(r.Context(), id)
+	if err != nil {
 		return err
 	}
-	return do(r.Context(), id)
+	return do(r.Context(), v, t)
 }
 
 // challenges are the pages on which shoppers confirm or refuse an identification: GET and
@@ -190,6 +228,8 @@ var (
 	notFound         = &failure{404, "NOT_FOUND", "There is no such resource.", "", ""}
 	methodNotAllowed = &failure{405, "METHOD_NOT_ALLOWED", "The resource does not support this method.", "Allow", http.MethodPost}
 	noNetworkToken   = &failure{409, "NETWORK_TOKEN_STATE_CONFLICT", "The network has no network token for this card.", "", ""}
+	tokenInvalidated = &failure{409, "TOKEN_INVALIDATED", "The scheme has invalidated the card.", "", ""}
+	cardDataStale    = &failure{409, "CARD_DATA_STALE", "The scheme has replaced the stored card number.", "", ""}
 	internalError    = &failure{500, "INTERNAL_ERROR", "Something went wrong.", "", ""}
 )
 

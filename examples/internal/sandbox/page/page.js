@@ -285,6 +285,8 @@ class Row {
     const path = "/tokens/" + this.id;
     const simulate = (action, label, done) =>
       this.button(action, label, done, () => call("POST", "/simulator" + path + "/" + action));
+    const report = (outcome, label) =>
+      simulate("report/" + outcome, label, "The account updater reports it: at once, or when the card is first submitted, within three minutes.");
     this.facts = el("dl", { className: "facts" });
     this.records = new Records(this);
     this.body = el("div", { className: "body" },
@@ -312,6 +314,14 @@ class Row {
         el("h3", {}, "Card"),
         el("div", { className: "row" },
           this.button("replace-session", "Replace card", "", () => this.enter("replace-session", "Save card", "Card replaced."))),
+        el("h4", {}, "Simulate at the account updater"),
+        el("div", { className: "row" },
+          report("updated", "New number"),
+          report("expiry_changed", "New expiry"),
+          report("closed", "Account closed"),
+          report("contact_cardholder", "Contact cardholder"),
+          report("opted_out", "Opted out"),
+          report("no_match", "No match")),
         status(), el("div", { className: "entry" })),
       el("section", {},
         el("h3", {}, "Security code"),
