@@ -31,6 +31,7 @@ var replaceBehaviours = []behaviour{
 	{"ReplaceMixed", replaceMixed},
 	{"ReplaceSession", replaceSession},
 	{"ReplaceIdentified", replaceIdentified},
+	{"ReplaceAbsence", replaceAbsence},
 }
 
 // A clerk is a bureau that gives cryptograms.

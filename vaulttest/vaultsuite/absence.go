@@ -1,0 +1,284 @@
+package vaultsuite
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/iin"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/updater"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// A veiled number is a card number that is in memory in another form, so that a search of the
+// memory of this process finds copies of it and not the needle.
+type veiled []byte
+
+// veil changes every byte of a veiled number.
+const veil = 0xa5
+
+// newVeiled returns a number that nothing else has.
+func newVeiled() veiled {
+	digits := make([]byte, 15, 16)
+	_, _ = rand.Read(digits) // never fails
+	for i := range digits {
+		digits[i] = '0' + digits[i]%10
+	}
+	digits[0] = '4'
+	digits = append(digits, iin.CheckDigit(digits))
+	v := make(veiled, len(digits))
+	subtle.XORBytes(v, digits, bytes.Repeat([]byte{veil}, len(digits)))
+	clear(digits)
+	return v
+}
+
+// expose calls f with the digits.
+func (v veiled) expose(f func(digits []byte)) {
+	digits := make([]byte, len(v))
+	subtle.XORBytes(digits, v, bytes.Repeat([]byte{veil}, len(v)))
+	defer clear(digits)
+	f(digits)
+}
+
+// with calls f with a card of the number, and wipes it.
+func (v veiled) with(f func(cardvault.Card)) {
+	c := cardvault.Card{Expiry: card.Expiry{Month: 12, Year: 2090}}
+	v.expose(func(digits []byte) { c.PAN = card.NewPAN(digits) })
+	defer c.PAN.Wipe()
+	f(c)
+}
+
+// inMemory reports which numbers are in the memory of this process.
+func inMemory(t testing.TB, numbers []veiled) []bool {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	noError(t, err)
+	memory, err := os.Open("/proc/self/mem")
+	noError(t, err)
+	defer memory.Close()
+
+	found := make([]bool, len(numbers))
+	const size, overlap = 256 << 10, 32
+	buf, mask := make([]byte, size), bytes.Repeat([]byte{veil}, size)
+	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
+		var from, to int64
+		var access string
+		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &access); err != nil {
+			continue // [vsyscall] is beyond int64
+		}
+		if access[0] != 'r' || strings.Contains(lines.Text(), "[vvar") || to-from > 1<<36 {
+			continue // the last are the tables of the race detector
+		}
+		for kept := 0; from < to; {
+			n, err := memory.ReadAt(buf[kept:kept+int(min(int64(size-kept), to-from))], from)
+			if n == 0 && err != nil { // pages that are not there
+				page := int64(os.Getpagesize())
+				from, kept = (from/page+1)*page, 0
+				continue
+			}
+			from += int64(n)
+			part := buf[:kept+n]
+			subtle.XORBytes(part[kept:], part[kept:], mask)
+			for i, number := range numbers {
+				found[i] = found[i] || bytes.Contains(part, number)
+			}
+			kept = copy(buf, part[max(0, len(part)-overlap):])
+		}
+	}
+	return found
+}
+
+// A discreetUpdater reports what it is told, and keeps references alone.
+type discreetUpdater struct {
+	*office
+	mu         sync.Mutex
+	references []string
+}
+
+func (u *discreetUpdater) Submit(_ context.Context, r *updater.SubmitRequest) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, c := range r.Cards {
+		u.references = append(u.references, c.Reference)
+	}
+	return nil
+}
+
+// A plainWrapper leaves keys as they are.
+type plainWrapper struct{}
+
+func (plainWrapper) KeyID() string                                       { return "plain" }
+func (plainWrapper) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
+func (plainWrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	return bytes.Clone(b), nil
+}
+
+// openedRows returns the parts of all records of a vault, opened.
+func openedRows(t testing.TB, s store.Store) (plain []byte) {
+	t.Helper()
+	l := ledger.New(ledger.Config{
+		Store: s, Ring: ledger.Ring{{Wrapper: plainWrapper{}}}, Mode: uint8(cardvault.Sandbox),
+		ModeName: func(uint8) string { return "sandbox" },
+		Log:      slog.New(slog.DiscardHandler),
+		Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
+		Mistrust: func(answer string) { t.Error("the store returned", answer) },
+	})
+	noError(t, l.Load(t.Context(), nil))
+	for k, r := range rowsOf(t, s) {
+		if len(r.Secret) > 0 {
+			secret, err := l.In(r.Account).CopySecret(t.Context(), r)
+			if err != nil {
+				t.Errorf("the secret part of a record of kind %d: %v", k.Kind, err)
+			}
+			plain = append(append(plain, secret...), '\n')
+		}
+		if len(r.Shown) > 0 {
+			shown, err := l.OpenShown(t.Context(), r)
+			if err != nil {
+				t.Errorf("the shown part of a record of kind %d: %v", k.Kind, err)
+			}
+			plain = append(append(plain, shown...), '\n')
+		}
+	}
+	return plain
+}
+
+// An absence is the search for the numbers that a vault has had.
+type absence struct {
+	*testing.T
+	*cardvault.Vault
+	updater *discreetUpdater
+	token   *cardvault.Token
+	numbers []veiled // the last one is the token's
+	texts   []string // that callers have received
+}
+
+// replaceAbsence: a number that was replaced is nowhere any more: not in the memory of the
+// process, not in a record, even when it is opened, and in no log, event, answer, error or audit
+// record. The present number is in its record, sealed, and not in memory either.
+func replaceAbsence(t *testing.T, s store.Store) {
+	log, sink := new(logged), new(vaulttest.Recorder)
+	u := &discreetUpdater{office: newOffice()}
+	v, err := cardvault.New(t.Context(), s, cardvault.WrappedBy(plainWrapper{}), &cardvault.Options{
+		Mode: cardvault.Sandbox, Network: new(clerk), Updater: u, Events: sink, Purposes: []string{purpose},
+		Audit:  &cardvault.AuditOptions{Reads: true},
+		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	noError(t, err)
+	t.Cleanup(func() { noError(t, v.Close()) })
+
+	a := &absence{T: t, Vault: v, updater: u}
+	a.replace()
+	if runtime.GOOS == "linux" {
+		a.searchMemory()
+	}
+
+	secrets := make([]string, len(a.numbers))
+	for i, number := range a.numbers {
+		number.expose(func(digits []byte) { secrets[i] = string(digits) })
+	}
+	for _, e := range sink.Events() {
+		a.texts = append(a.texts, fmt.Sprintf("%+v %+v", e, e.Token))
+	}
+	vaulttest.AssertNoLeak(t, secrets, log.String(), strings.Join(a.texts, "\n"))
+	last, plain := len(secrets)-1, openedRows(t, s)
+	vaulttest.AssertNoLeak(t, secrets[:last], plain)
+	if !bytes.Contains(plain, []byte(secrets[last])) {
+		t.Error("the present number is in no record that was opened: the search proves nothing")
+	}
+}
+
+// next calls f with a card of a new number.
+func (a *absence) next(f func(cardvault.Card)) {
+	a.numbers = append(a.numbers, newVeiled())
+	a.numbers[len(a.numbers)-1].with(f)
+}
+
+// answered notes the answer of a call, and uses the card of its token in several ways.
+func (a *absence) answered(token *cardvault.Token, err error) {
+	a.Helper()
+	noError(a, err)
+	a.token = token
+	a.texts = append(a.texts, fmt.Sprintf("%+v", token))
+	drain(a, a.Vault)
+	noError(a, a.Use(a.Context(), token.ID, purpose, func(context.Context, *cardvault.UsedCard) error { return nil }))
+	pay(a, a.Vault, token)
+}
+
+// replace replaces the card of a token in every way.
+func (a *absence) replace() {
+	ctx := a.Context()
+	newSecret(a, a.Vault)
+	a.next(func(c cardvault.Card) { a.answered(a.Import(ctx, c, importUnderKey)) })
+
+	stop := runs(a, a.Vault)
+	a.next(func(c cardvault.Card) {
+		a.updater.tells(a, "updated", &updater.Outcome{ID: canary, Reference: a.updater.references[0], Kind: updater.Updated, PAN: c.PAN, Expiry: renewedTo})
+	})
+	stop()
+	if a.answered(a.Get(ctx, a.token.ID)); a.token.Expiry != renewedTo {
+		a.Fatalf("the account updater has not replaced the card: %+v", a.token)
+	}
+
+	a.next(func(c cardvault.Card) {
+		c.Expiry.Month = 13
+		_, err := a.Replace(ctx, a.token.ID, c, nil)
+		refuses(a, "a card that cannot be", err, "Expiry.Month out_of_range")
+		a.texts = append(a.texts, err.Error())
+	})
+	a.next(func(c cardvault.Card) {
+		fails(a, "an unknown token", errorOf(a.Replace(ctx, uuid.New(), c, nil)), cardvault.ErrNotFound)
+	})
+	for range 3 {
+		session := must(a.ReplaceSession(ctx, a.token.ID, nil))(a)
+		a.next(func(c cardvault.Card) { a.answered(a.Tokenize(ctx, session.ID, c)) })
+		a.next(func(c cardvault.Card) {
+			a.answered(a.Replace(ctx, a.token.ID, c, &cardvault.CallOptions{IdempotencyKey: uuid.NewString()}))
+		})
+	}
+}
+
+// searchMemory searches the memory of this process for the numbers, and for one that is there.
+func (a *absence) searchMemory() {
+	var kept []byte
+	mark := newVeiled()
+	mark.expose(func(digits []byte) { kept = bytes.Clone(digits) })
+	many := len(a.numbers)
+
+	var found []bool
+	for range 5 { // a register that was saved at a wrong moment is overwritten by more work
+		runtime.GC()
+		runtime.GC() // what sync.Pool holds outlives one
+		found = inMemory(a, append(a.numbers[:many:many], mark))
+		if !slices.Contains(found[:many], true) {
+			break
+		}
+		importCard(a, a.Vault, testCard(1), nil)
+		drain(a, a.Vault)
+	}
+
+	if !found[many] {
+		a.Error("the search does not find a number that is in memory")
+	}
+	for i, is := range found[:many] {
+		if is {
+			a.Errorf("number %d of %d is in memory", i+1, many)
+		}
+	}
+	runtime.KeepAlive(kept)
+}
