@@ -348,6 +348,8 @@ func (p *progress) provisioned(a networkAnswer, at time.Time, scale scaling) {
 		p.attach(a, at, scale)
 		if repeated { // the answer may repeat the first call's
 			p.pause = pause{kind: pauseExact, wait: polls[0]}
+		} else { // the network has taken the number: what it knew of the card before is past
+			p.cardAt = a.asked
 		}
 	case answerRefusal:
 		p.declined(a, at, scale)

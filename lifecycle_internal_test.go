@@ -127,6 +127,7 @@ func TestProgress(t *testing.T) {
 	attached := func(p *progress) {
 		p.id, p.unsure, p.tries, p.since, p.stateAt = "nt", false, 0, at, at
 	}
+	taken := func(p *progress) { attached(p); p.cardAt = at } // under a key that was not used before
 	by := func(o ...network.Owner) step { return func(p *progress) { p.suspendedBy = network.OwnersOf(o...) } }
 	began := func(p *progress) { p.since = at }
 	provider := func(name string) step { return func(p *progress) { p.network = name } }
@@ -146,14 +147,14 @@ func TestProgress(t *testing.T) {
 		to       []step
 	}{
 		// Granted.
-		{"fresh", "p active", []step{attached, active, daily}},
-		{"fresh", "p pending", []step{attached, poll, tries(1)}},
-		{"fresh", "p inactive", []step{attached, byScheme, by(network.OwnerScheme), daily}},
-		{"fresh", "p deleted", []step{attached, gone, never}},
-		{"fresh", "p dead", []step{attached, dead, because(network.Deleted, network.SourceScheme, "account_closed", ""), never}},
+		{"fresh", "p active", []step{taken, active, daily}},
+		{"fresh", "p pending", []step{taken, poll, tries(1)}},
+		{"fresh", "p inactive", []step{taken, byScheme, by(network.OwnerScheme), daily}},
+		{"fresh", "p deleted", []step{taken, gone, never}},
+		{"fresh", "p dead", []step{taken, dead, because(network.Deleted, network.SourceScheme, "account_closed", ""), never}},
 		{"repeated", "p active", []step{attached, active, poll}}, // perhaps the state at the time of the first call
-		{"last try", "p active", []step{attached, active, daily}},
-		{"failed", "p active", []step{attached, active, daily}}, // given up during the call
+		{"last try", "p active", []step{taken, active, daily}},
+		{"failed", "p active", []step{taken, active, daily}}, // given up during the call
 		{"lost", "p active", []step{attached, active, poll}},
 
 		// Refused for good.

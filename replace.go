@@ -244,8 +244,7 @@ func shownBefore(ctx context.Context, v *Vault, row uuid.UUID) ([]store.Key, err
 	if err != nil {
 		return nil, err
 	}
-	data := paymentdata.Records{Account: v.rows, Data: kindPaymentData, JWEs: kindPaymentJWE}
-	jwes, err := data.LatestJWEs(ctx, row, shownMost)
+	jwes, err := paymentdata.Records{Account: v.rows, Data: kindPaymentData, JWEs: kindPaymentJWE}.LatestJWEs(ctx, row, shownMost)
 	return append(answers, jwes...), err
 }
 

@@ -483,8 +483,7 @@ func (v *Vault) Tokenize(ctx context.Context, id SessionID, c Card) (_ *Token, e
 		if err := c.checkEntered(v.opts.AllowNonLuhn); err != nil {
 			return nil, err
 		}
-		t, err := s.enter(ctx, c)
-		return t, err
+		return s.enter(ctx, c)
 	})
 }
 

@@ -176,6 +176,7 @@ func (c *Control) ReportAccount(ctx context.Context, reference string, k updater
 	if k < updater.Updated || k > updater.NoMatch {
 		return errors.New("simnet: updaters report no such kind of outcome")
 	}
+
 	due := time.UnixMicro(c.n.now())
 	err := c.n.store.Update(ctx, func(tx store.Tx) error {
 		q, err := getInquired(tx, c.n.inquiredID(reference))

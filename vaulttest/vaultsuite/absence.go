@@ -139,6 +139,7 @@ func openedRows(t testing.TB, s store.Store) (plain []byte) {
 		Mistrust: func(answer string) { t.Error("the store returned", answer) },
 	})
 	noError(t, l.Load(t.Context(), nil))
+
 	for k, r := range rowsOf(t, s) {
 		if len(r.Secret) > 0 {
 			secret, err := l.In(r.Account).CopySecret(t.Context(), r)

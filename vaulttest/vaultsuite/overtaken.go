@@ -25,6 +25,7 @@ var overtakenBehaviours = []behaviour{
 	{"OvertakenUpdate", overtakenUpdate},
 	{"OvertakenPayment", overtakenPayment},
 	{"OvertakenNotice", overtakenNotice},
+	{"OvertakenCardNotice", overtakenCardNotice},
 }
 
 // A trailer is a store on which something happens once, after the next write. If that is an
@@ -228,6 +229,7 @@ func overtakenNotice(t *testing.T, s store.Store) {
 	m := &meddler{Store: s}
 	n := new(clerk)
 	v, ctx := replacing(t, m, n, nil), t.Context()
+
 	for i, kind := range []network.NoticeKind{network.NoticeDeleted, network.NoticeRefused, network.NoticeInvalidated} {
 		token := importCard(t, v, testCard(2*i), nil)
 		n.lost.Store(true) // so that the idempotency key alone names its network token
@@ -245,6 +247,42 @@ func overtakenNotice(t *testing.T, s store.Store) {
 		checkState(t, v, token.ID, network.Active, "")
 		if is := must(v.Get(ctx, token.ID))(t); is.Status != cardvault.StatusActive {
 			t.Errorf("%v: the token is %v", kind, is.Status)
+		}
+	}
+}
+
+// overtakenCardNotice: a notice that a card was replaced comes after one of two tokens has the new
+// number. The network token that they share was moved to the new card before, so that number is
+// not stale.
+func overtakenCardNotice(t *testing.T, s store.Store) {
+	n := &bureau{shared: true}
+	v, ctx := provisioning(t, s, n), t.Context()
+	ahead, behind := importCard(t, v, testCard(0), nil), importCard(t, v, testCard(0), nil)
+	drain(t, v)
+	n.mu.Lock()
+	n.ids[suiteNumber(1)] = n.ids[suiteNumber(0)]
+	n.mu.Unlock()
+	notice := suspended(1, time.Now(), n.left()[0])
+	notice.Kind, notice.Card = network.NoticeCardReplaced, &network.CardState{LastFour: suiteNumber(1)[12:], Expiry: testCard(1).Expiry}
+
+	replaced := must(v.Replace(ctx, ahead.ID, testCard(1), nil))(t)
+	drain(t, v)
+	n.remains(t, 1)
+	noError(t, v.Notify(ctx, notice))
+	if is := must(v.Get(ctx, ahead.ID))(t); is.AccountNumberStale || is.LastFour != replaced.LastFour {
+		t.Errorf("the new number is stale: %+v", flat(is))
+	}
+	if is := must(v.Get(ctx, behind.ID))(t); !is.AccountNumberStale {
+		t.Errorf("the number before is not stale: %+v", flat(is))
+	}
+
+	// A later replacement concerns both.
+	notice = suspended(2, time.Now(), n.left()[0])
+	notice.Kind, notice.Card = network.NoticeCardReplaced, &network.CardState{LastFour: suiteNumber(2)[12:], Expiry: renewedTo}
+	noError(t, v.Notify(ctx, notice))
+	for _, token := range []*cardvault.Token{ahead, behind} {
+		if is := must(v.Get(ctx, token.ID))(t); !is.AccountNumberStale || is.LastFour != suiteNumber(2)[12:] {
+			t.Errorf("after the next replacement: %+v", flat(is))
 		}
 	}
 }
