@@ -12,9 +12,11 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/updater"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -32,6 +34,7 @@ var replaceBehaviours = []behaviour{
 	{"ReplaceSession", replaceSession},
 	{"ReplaceIdentified", replaceIdentified},
 	{"ReplaceAbsence", replaceAbsence},
+	{"ReplaceResealed", replaceResealed},
 }
 
 // A clerk is a bureau that gives cryptograms.
@@ -602,4 +605,73 @@ func replaceIdentified(t *testing.T, s store.Store) {
 	if plain.Identification != idv.None || plain.Authentication != nil {
 		t.Errorf("the identification for another card counts: %+v", flat(plain))
 	}
+}
+
+// replaceResealed replaces cards while another vault begins term after term and seals all
+// records anew. No number comes back, none is lost, and outcomes of submissions from before count.
+func replaceResealed(t *testing.T, s store.Store) {
+	const rotations = 4
+	n, o, m, ctx := new(clerk), newOffice(), &meddler{Store: s}, t.Context()
+	opts := cardvault.Options{Mode: cardvault.Sandbox, Purposes: []string{purpose}, Network: n, Updater: o}
+	v, other := vaultOn(t, m, &opts), vaultOn(t, s, &opts)
+	var ids []uuid.UUID
+	for i := range 4 {
+		ids = append(ids, importCard(t, v, testCard(i), nil).ID)
+	}
+	drain(t, v)
+	reseal := func() {
+		must(other.RotateKeys(ctx, nil))(t)
+		drain(t, other)
+	}
+
+	m.meddle = reseal
+	must(v.Replace(ctx, ids[0], testCard(10), underKey))(t)
+	if again := must(v.Replace(ctx, ids[0], testCard(10), underKey))(t); !again.Replayed || cardIn(t, v, ids[0]) != spelledOf(10) {
+		t.Errorf("replaced while it is sealed anew: %s", cardIn(t, v, ids[0]))
+	}
+	session := must(v.ReplaceSession(ctx, ids[1], nil))(t)
+	m.meddle = reseal
+	must(v.Tokenize(ctx, session.ID, testCard(11)))(t)
+	stop := runs(t, v)
+	o.tells(t, "updated", o.outcome(t, 2, updater.Updated, 12, testCard(12).Expiry))
+	o.tells(t, "updated, too late", o.outcome(t, 0, updater.Updated, 13, testCard(13).Expiry))
+	stop()
+
+	last := []int{10, 11, 12, 3}
+	parallel(t, len(ids)+1, func(worker int) error {
+		if worker == len(ids) {
+			for range rotations {
+				if err := errors.Join(errorOf(other.RotateKeys(ctx, nil)), other.Drain(ctx)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		v := []*cardvault.Vault{v, other}[worker%2]
+		for step := range 8 {
+			next := 100*(worker+1) + step
+			if _, err := v.Replace(ctx, ids[worker], testCard(next), nil); err != nil {
+				return err
+			}
+			last[worker] = next
+		}
+		return nil
+	})
+
+	for range 3 { // a release may wait for a claim of the other vault
+		reseal()
+		drain(t, v)
+	}
+	for k, r := range rowsOf(t, s) { // releases that are about to end stay as they are
+		if term, _ := seal.TermOf(r.Secret); len(r.Secret) > 0 && term != 2+rotations+4 {
+			t.Errorf("a record of kind %d is under term %d", k.Kind, term)
+		}
+	}
+	for i, id := range ids {
+		if text := cardIn(t, v, id); text != spelledOf(last[i]) {
+			t.Errorf("card %d is %s, want %s", i, text, spelledOf(last[i]))
+		}
+		checkState(t, v, id, network.Active, "")
+	}
+	n.remains(t, len(ids))
 }
