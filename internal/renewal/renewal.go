@@ -125,7 +125,13 @@ func (n *Renewals) Attach(ctx context.Context, e *jobs.Engine) error {
 		return nil
 	}
 	n.jobs = e
+	// A process that still has another updater may go on with its round meanwhile.
+	_, err := ledger.Retry(ctx, func() (struct{}, error) { return struct{}{}, n.begin(ctx) })
+	return err
+}
 
+// begin stores the first round of the updater, unless it has one.
+func (n *Renewals) begin(ctx context.Context) error {
 	r := &store.Record{Kind: n.Kinds.Round, ID: roundID}
 	err := n.whole().View(ctx, func(tx store.ReadTx) error {
 		former, err := tx.Get(n.Kinds.Round, roundID)
@@ -159,9 +165,6 @@ func (n *Renewals) Attach(ctx context.Context, e *jobs.Engine) error {
 		tx.Put(r)
 		return nil
 	})
-	if errors.Is(err, store.ErrConflict) { // another process was faster
-		return nil
-	}
 	if err == nil {
 		n.jobs.Due(r)
 	}

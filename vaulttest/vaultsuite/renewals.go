@@ -31,6 +31,7 @@ var renewalBehaviours = []behaviour{
 	{"RenewalRace", renewalRace},
 	{"RenewalStale", renewalStale},
 	{"RenewalOptOutDamaged", renewalOptOutDamaged},
+	{"RenewalExchanged", renewalExchanged},
 }
 
 // An inquiry is a card that was submitted.
@@ -666,5 +667,55 @@ func renewalRace(t *testing.T, s store.Store) {
 		default:
 			t.Errorf("the token shows %s", token.LastFour)
 		}
+	}
+}
+
+// An interrupting store lets something happen before the first write of a kind of record.
+type interrupting struct {
+	store.Store
+	kind store.Kind
+	then func()
+}
+
+var errInterrupted = errors.New("interrupted")
+
+func (s *interrupting) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.then == nil {
+		return s.Store.Update(ctx, fn)
+	}
+	err := s.Store.Update(ctx, func(tx store.Tx) error {
+		var put []*store.Record
+		if err := fn(watchedTx{tx, &put}); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(put, func(r *store.Record) bool { return r.Kind == s.kind }) {
+			return errInterrupted
+		}
+		return nil
+	})
+	if errors.Is(err, errInterrupted) {
+		then := s.then
+		s.then = nil
+		then()
+		err = s.Store.Update(ctx, fn)
+	}
+	return err
+}
+
+// renewalExchanged: a vault opens with another updater while a process with the former one goes
+// on with its round. All cards are submitted to the other one.
+func renewalExchanged(t *testing.T, s store.Store) {
+	const kindRound store.Kind = 31
+	former, next := newOffice(), newOffice()
+	next.name = "next"
+	old := renewing(t, s, former)
+	for i := range 3 {
+		importCard(t, old, testCard(i), nil)
+	}
+
+	v := renewing(t, &interrupting{Store: s, kind: kindRound, then: func() { drain(t, old) }}, next)
+	drain(t, v)
+	if len(former.all()) != 3 || len(next.all()) != 3 {
+		t.Errorf("%d cards are submitted to the former updater, %d to the next", len(former.all()), len(next.all()))
 	}
 }
