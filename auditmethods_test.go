@@ -18,6 +18,7 @@ var unrecorded = map[string]string{
 	"Close":           "is recorded as audit.stop, and ends the vault",
 	"Run":             "does background work",
 	"Drain":           "does background work",
+	"Reseal":          "does background work",
 	"RecordRefusal":   "records for others",
 	"ExportAudit":     "records itself before it reads: see TestAudit",
 	"ChangeKeyring":   "needs a keyring; its record is written with the keyring",

@@ -146,6 +146,17 @@ func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 	return t
 }
 
+// Reseal seals records of former key terms anew, as Run does, and does no other background
+// work. It is for a program of the operator: without the adapters and the event sink of the
+// vault, Run would erase expired tokens and pass no events on. Reseal returns once no record
+// can be sealed at present. [Vault.KeyReport] counts those that are left, such as records in
+// use, which a later call seals. While another process seals records, Reseal seals none.
+func (v *Vault) Reseal(ctx context.Context) (err error) {
+	defer v.doing(ctx, "reseal records", &err)
+	v.ledger.Look(ctx)
+	return v.jobs.Drain(ctx, kindReseal)
+}
+
 var termStates = map[seal.State]TermState{
 	seal.Active: TermActive, seal.Readable: TermReadable, seal.Closed: TermClosed, seal.Destroyed: TermDestroyed,
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -198,6 +200,54 @@ func TestKeyReport(t *testing.T) {
 		}
 		if r := report(); r[0].Overdue || len(r[0].Records) != 0 || r[1].Records["token"] != 1 || r[1].Age < time.Hour || r[1].Age > 2*time.Hour {
 			t.Errorf("after all was sealed anew: %+v", r)
+		}
+	})
+}
+
+// TestReseal: a program without the sink of the vault seals records anew, and leaves expired
+// tokens to a process that passes their events on.
+func TestReseal(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s, keys, sink := memstore.New(), newKey(t), new(vaulttest.Recorder)
+		open := func(events cardvault.EventSink) *cardvault.Vault {
+			v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Events: events})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+		served := open(sink)
+		defer served.Close()
+		imported(t, served)
+		session, err := served.CreateSession(t.Context(), &cardvault.SessionOptions{TokenTTL: time.Minute})
+		if err == nil {
+			_, err = served.Tokenize(t.Context(), session.ID, visa)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+
+		v := open(nil)
+		defer v.Close()
+		if _, err := v.RotateKeys(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Reseal(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := v.KeyReport(t.Context()); err != nil || len(r.Terms[0].Records) != 0 || r.Terms[1].Records["token"] != 2 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if err := served.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var types []string
+		for _, e := range sink.Events() {
+			types = append(types, string(e.Type)+" "+string(e.Reason))
+		}
+		if !slices.Contains(types, expiredEvent) {
+			t.Errorf("events are %q", types)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -392,15 +393,19 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 	}
 }
 
-// Drain does the work that is due and returns. It tries nothing twice that fails. The error
-// is the first one: a damaged record keeps nothing else from being done. Work that is
-// overdue a minute after the last Drain, with no Run, causes a warning, once an hour.
-func (e *Engine) Drain(ctx context.Context) error {
+// Drain does the work that is due and returns: only that of some kinds, if there are any. It
+// tries nothing twice that fails. The error is the first one: a damaged record keeps nothing
+// else from being done. Work that is overdue a minute after the last Drain, with no Run,
+// causes a warning, once an hour.
+func (e *Engine) Drain(ctx context.Context, only ...store.Kind) error {
 	defer e.attend(&e.draining)()
 	var first error
 	for {
 		worked := false
 		for _, t := range e.tasks {
+			if len(only) > 0 && !slices.Contains(only, t.records[0]) {
+				continue
+			}
 			p := t.begin()
 			n, err := e.steps(ctx, t, p)
 			e.end(ctx, t, p)

@@ -38,10 +38,18 @@ const (
 
 var errForm = errors.New("is not a key file, or is damaged")
 
+// ErrSealed is returned for a file that is sealed, without a passphrase.
+var ErrSealed = errors.New("is sealed: a passphrase is needed")
+
 // newText returns the text of a file with a new key.
 func newText(passphrase []byte) ([]byte, error) {
 	key := make([]byte, Size)
 	rand.Read(key)
+	return textOf(key, passphrase)
+}
+
+// textOf returns the text of a new file with a key.
+func textOf(key, passphrase []byte) ([]byte, error) {
 	head := magic + fmt.Sprintf(idLine, keyID(key))
 
 	if len(passphrase) > 0 {
@@ -91,7 +99,7 @@ func parse(text, passphrase []byte) ([]byte, error) {
 
 	switch {
 	case sealed && len(passphrase) == 0:
-		return nil, errors.New("is sealed: a passphrase is needed")
+		return nil, ErrSealed
 	case !sealed && len(passphrase) > 0:
 		return nil, errors.New("is not sealed, but a passphrase was given")
 	case sealed:

@@ -37,6 +37,34 @@ func Open(path string, passphrase []byte) (key *Key, made bool, err error) {
 	return NewKey(secret), made, nil
 }
 
+// Change seals the key in the file at path, an absolute path, under the passphrase next. former
+// is its present passphrase, empty for a file in clear. The file is replaced whole or stays as
+// it is. It must belong to this user, because the new one does.
+//
+// A copy of the former file still opens with the former passphrase.
+func Change(path string, former, next []byte) error {
+	if len(next) == 0 {
+		return errors.New("the new passphrase is empty")
+	}
+	text, err := read(path)
+	if err == nil {
+		err = checkMine(path)
+	}
+	if err != nil {
+		return err
+	}
+
+	secret, err := parse(text, former)
+	if err != nil {
+		return err
+	}
+	defer clear(secret)
+	if text, err = textOf(secret, next); err != nil {
+		return err
+	}
+	return put(path, text, os.Rename)
+}
+
 // read reads a regular file that only its owner may use.
 func read(path string) ([]byte, error) {
 	link, err := os.Lstat(path)
@@ -95,10 +123,19 @@ func write(path string, text []byte) ([]byte, error) {
 		return nil, err
 	}
 
+	err := put(path, text, os.Link)
+	if errors.Is(err, fs.ErrExist) {
+		return read(path)
+	}
+	return text, err
+}
+
+// put writes a file under a new name, and durable, before place gives it its own.
+func put(path string, text []byte, place func(from, to string) error) error {
 	// A crash leaves this name beside the other, or alone, with an unused key.
-	f, err := os.CreateTemp(dir, newName+"*")
+	f, err := os.CreateTemp(filepath.Dir(path), newName+"*")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer os.Remove(f.Name())
 	err = f.Chmod(0o600) // a umask may have taken the owner's bits too
@@ -106,15 +143,13 @@ func write(path string, text []byte) ([]byte, error) {
 		_, err = f.Write(text)
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, err
+		return err
 	}
 
-	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
-		return read(path)
-	} else if err != nil {
-		return nil, err
+	if err := place(f.Name(), path); err != nil {
+		return err
 	}
-	return text, syncDir(dir)
+	return syncDir(filepath.Dir(path))
 }
 
 // syncDir makes a new name in a directory durable.

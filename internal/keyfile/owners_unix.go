@@ -59,6 +59,18 @@ func checkOwner(what string, info fs.FileInfo) error {
 	return nil
 }
 
+// checkMine returns an error for a file of another user, root included.
+func checkMine(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Geteuid() {
+		return errors.New("belongs to another user, who could not read the new file: do this as that user")
+	}
+	return nil
+}
+
 func links(info fs.FileInfo) uint64 {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return uint64(stat.Nlink)

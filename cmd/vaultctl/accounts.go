@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+)
+
+// accountOf returns a handle on the account of a flag, or on the first account.
+func accountOf(v *cardvault.Vault, flag string) (*cardvault.Vault, error) {
+	if flag == "" {
+		return v, nil
+	}
+	id, err := parseID(flag)
+	if err != nil {
+		return nil, misuseError{fmt.Errorf("--account %w", err)}
+	}
+	return v.In(id), nil
+}
+
+// parseID reads an id as it is printed. uuid.Parse takes other forms too.
+func parseID(text string) (uuid.UUID, error) {
+	id, err := uuid.Parse(text)
+	if err != nil || len(text) != len(uuid.Nil.String()) || id == uuid.Nil {
+		return uuid.Nil, errors.New("must be an id, such as f3a91c5e-7d2b-4c86-9a40-1b6e8d2f7c35")
+	}
+	return id, nil
+}
+
+// within returns a command on an account, with a flag for that.
+func (c *cli) within(cmd *cobra.Command, do func(context.Context, *cardvault.Vault, []string) error) *cobra.Command {
+	var account string
+	cmd.Flags().StringVar(&account, "account", "", "`id` of the account (default: the first account)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			v, err := accountOf(v, account)
+			if err != nil {
+				return err
+			}
+			return do(ctx, v, args)
+		})(cmd, args)
+	}
+	return cmd
+}
+
+// collect returns the items of a list that can be read, and an error for the others.
+func collect[T any](list iter.Seq2[T, error]) (all []T, err error) {
+	for item, problem := range list {
+		if problem != nil {
+			err = errors.Join(err, problem)
+			continue
+		}
+		all = append(all, item)
+	}
+	return all, err
+}
+
+// showAll shows the items of a list.
+func showAll[T any](c *cli, items iter.Seq2[T, error], head []string, row func(T) []string, as func(T) object) error {
+	all, err := collect(items)
+	rows, data := [][]string{head}, []object{}
+	for _, item := range all {
+		rows, data = append(rows, row(item)), append(data, as(item))
+	}
+	return errors.Join(c.show(object{"data": data}, table(rows...)), err)
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func accountObject(a *cardvault.Account) object {
+	return object{"id": a.ID, "name": a.Name, "created_at": a.CreatedAt, "import_approved": a.ImportApproved, "network_tokens_active": a.NetworkTokensActive}
+}
+
+func (c *cli) accounts() *cobra.Command {
+	create := &cobra.Command{
+		Use: "create NAME", Short: "Make an account with a primary merchant", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+				a, err := v.CreateAccount(ctx, args[0], nil)
+				if err != nil {
+					return err
+				}
+
+				return c.show(accountObject(a), a.ID.String()+"\n")
+			})(cmd, args)
+		},
+	}
+
+	all := &cobra.Command{
+		Use: "list", Short: "List all accounts, oldest first", Args: cobra.NoArgs,
+		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			return showAll(c, v.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS"},
+				func(a *cardvault.Account) []string {
+					return []string{a.ID.String(), a.Name, date(a.CreatedAt), yes(a.ImportApproved), yes(a.NetworkTokensActive)}
+				}, accountObject)
+		}),
+	}
+	return group("accounts", "Make and list accounts", create, all)
+}
+
+func (c *cli) approve() *cobra.Command {
+	var imports, tokens bool
+	cmd := &cobra.Command{
+		Use:   "approve",
+		Short: "Grant or withdraw the approvals of an account",
+		Long:  "Approve grants an account the import of card numbers over REST, or network tokens. --import=false withdraws.",
+		Args:  cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&imports, "import", false, "POST /cde-import")
+	cmd.Flags().BoolVar(&tokens, "network-tokens", false, "network tokens, also for the cards that the account has")
+	return c.within(cmd, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
+		var u cardvault.AccountUpdate
+		if cmd.Flags().Changed("import") {
+			u.ImportApproved = &imports
+		}
+		if cmd.Flags().Changed("network-tokens") {
+			u.NetworkTokensActive = &tokens
+		}
+		if u.ImportApproved == nil && u.NetworkTokensActive == nil {
+			return misuseError{errors.New("name an approval: --import or --network-tokens")}
+		}
+
+		a, err := v.UpdateAccount(ctx, u)
+		if err != nil {
+			return err
+		}
+		return c.show(accountObject(a), fmt.Sprintf("import: %s, network tokens: %s\n", yes(a.ImportApproved), yes(a.NetworkTokensActive)))
+	})
+}
+
+func merchantObject(m *cardvault.Merchant) object {
+	return object{"id": m.ID, "name": m.Name, "created_at": m.CreatedAt, "primary": m.Primary, "payment_secrets": len(m.Secrets)}
+}
+
+func (c *cli) merchants() *cobra.Command {
+	create := &cobra.Command{Use: "create NAME", Short: "Make a merchant", Args: cobra.ExactArgs(1)}
+	c.within(create, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+		m, err := v.CreateMerchant(ctx, args[0], nil)
+		if err != nil {
+			return err
+		}
+		return c.show(merchantObject(m), m.ID.String()+"\n")
+	})
+
+	all := &cobra.Command{Use: "list", Short: "List the merchants of an account, oldest first", Args: cobra.NoArgs}
+	c.within(all, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
+		return showAll(c, v.AllMerchants(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "PRIMARY", "SECRETS"},
+			func(m *cardvault.Merchant) []string {
+				return []string{m.ID.String(), m.Name, date(m.CreatedAt), yes(m.Primary), fmt.Sprint(len(m.Secrets))}
+			}, merchantObject)
+	})
+
+	rotate := &cobra.Command{
+		Use: "rotate-secret ID", Short: "Make a payment secret for a merchant, and print it once", Args: cobra.ExactArgs(1),
+		Long: "Rotate-secret makes a payment secret for a merchant and prints it, once. The first one is used at once, a later one after a day.",
+	}
+	c.within(rotate, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+		id, err := parseID(args[0])
+		if err != nil {
+			return misuseError{fmt.Errorf("ID %w", err)}
+		}
+		s, err := v.RotatePaymentSecret(ctx, id, nil)
+		if err != nil {
+			return err
+		}
+		c.note("Payment secret %s, used from %s on. It is shown only here.", s.KeyID, date(s.ActivateAt))
+		return c.show(object{"merchant_id": id, "key_id": s.KeyID, "activate_at": s.ActivateAt, "secret": s.Secret.Text()}, s.Secret.Text()+"\n")
+	})
+	return group("merchants", "Make and list merchants, and their payment secrets", create, all, rotate)
+}
+
+func keyObject(k *cardvault.APIKey) object {
+	o := object{"id": k.ID, "label": k.Label, "created_at": k.CreatedAt, "expires_at": nil, "scopes": k.Scopes}
+	if !k.ExpiresAt.IsZero() {
+		o["expires_at"] = k.ExpiresAt
+	}
+	return o
+}
+
+func (c *cli) apiKeys() *cobra.Command {
+	all := &cobra.Command{Use: "list", Short: "List the API keys of an account, oldest first", Args: cobra.NoArgs}
+	c.within(all, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
+		return showAll(c, v.AllAPIKeys(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
+			func(k *cardvault.APIKey) []string {
+				return []string{k.ID.String(), k.Label, date(k.CreatedAt), date(k.ExpiresAt), joined(k.Scopes)}
+			}, keyObject)
+	})
+
+	revoke := &cobra.Command{Use: "revoke ID", Short: "Revoke an API key, and the keys that it made", Args: cobra.ExactArgs(1)}
+	c.within(revoke, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+		id, err := parseID(args[0])
+		if err != nil {
+			return misuseError{fmt.Errorf("ID %w", err)}
+		}
+		if err := v.DeleteAPIKey(ctx, id); err != nil {
+			return err
+		}
+		return c.show(object{"id": id, "revoked": true}, "The key is revoked.\n")
+	})
+	return group("api-keys", "Make, list and revoke API keys", c.apiKeyCreate(), all, revoke)
+}
+
+func joined(scopes []cardvault.Scope) string {
+	var texts []string
+	for _, s := range scopes {
+		texts = append(texts, string(s))
+	}
+	return strings.Join(texts, " ")
+}
+
+func (c *cli) apiKeyCreate() *cobra.Command {
+	var scopes []string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use: "create LABEL", Short: "Make an API key, and print it once", Args: cobra.ExactArgs(1),
+		Long: "Create makes an API key and prints it to standard output, once.\n\nScopes: " + joined(cardvault.AllScopes()) + ".",
+	}
+	cmd.Flags().StringSliceVar(&scopes, "scope", nil, "`scope` of the key; all is every scope")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long the key lives, 2160h at most (default: no end)")
+	return c.within(cmd, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+		var may []cardvault.Scope
+		for _, s := range scopes {
+			may = append(may, cardvault.Scope(s))
+		}
+		if slices.Contains(scopes, "all") {
+			may = cardvault.AllScopes()
+		}
+		k, err := v.CreateAPIKey(ctx, args[0], may, &cardvault.APIKeyOptions{TTL: ttl})
+		if err != nil {
+			return err
+		}
+
+		c.note("API key %s. It is shown only here.", k.ID)
+		o := keyObject(k)
+		o["api_key"] = k.Text.Text()
+		if err := c.show(o, k.Text.Text()+"\n"); err != nil { // nobody has its text
+			return errors.Join(err, v.DeleteAPIKey(context.WithoutCancel(ctx), k.ID))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+)
+
+func (c *cli) audit() *cobra.Command {
+	return group("audit", "Export and verify the audit log", c.auditExport(), c.auditKeys(), c.auditVerify())
+}
+
+func (c *cli) auditExport() *cobra.Command {
+	var account, file string
+	var whole bool
+	var from, to time.Time
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Write the audit log of an account to a file",
+		Long:  "Export writes the audit log of an account as lines of JSON, to a new file or to standard output.",
+		Args:  cobra.NoArgs,
+		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			of, err := accountOf(v, account)
+			switch {
+			case err != nil:
+				return err
+			case whole && account != "":
+				return misuseError{errors.New("--whole and --account exclude each other")}
+			case whole:
+				of = v.In(uuid.Nil)
+			}
+
+			export := func(w io.Writer) error { return of.ExportAudit(ctx, w, from, to) }
+			if file == "-" {
+				c.shown = true
+				return export(c.out)
+			}
+			if err := newFile(file, export); err != nil {
+				return err
+			}
+			return c.show(object{"file": file}, "")
+		}),
+	}
+
+	f := cmd.Flags()
+	f.StringVar(&account, "account", "", "`id` of the account (default: the first account)")
+	f.BoolVar(&whole, "whole", false, "the log of the whole vault and of unknown callers instead")
+	f.TimeVar(&from, "from", from, []string{time.RFC3339, time.DateOnly}, "leave out what was recorded before")
+	f.TimeVar(&to, "to", to, []string{time.RFC3339, time.DateOnly}, "leave out what was recorded after")
+	f.StringVar(&file, "out", "-", "`file` to make; - is standard output")
+	return cmd
+}
+
+// newFile makes a file, whole and durable or not at all. It never replaces one.
+func newFile(path string, write func(io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if err := errors.Join(write(f), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil {
+		return err
+	}
+
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func (c *cli) auditKeys() *cobra.Command {
+	return &cobra.Command{
+		Use:   "public-keys",
+		Short: "Print the keys that verify the audit log",
+		Long:  "Public-keys prints the keys that verify the checkpoints of the vault, the present one last. Keep them apart from the vault, for audit verify.",
+		Args:  cobra.NoArgs,
+		RunE: c.with(func(_ context.Context, v *cardvault.Vault) error {
+			var keys []string
+			for _, k := range v.AuditPublicKeys() {
+				keys = append(keys, hex.EncodeToString(k))
+			}
+			return c.show(object{"public_keys": keys}, strings.Join(keys, "\n")+"\n")
+		}),
+	}
+}
+
+func (c *cli) auditVerify() *cobra.Command {
+	var keys, kept []string
+	cmd := &cobra.Command{
+		Use:   "verify FILE",
+		Short: "Verify an export, without the vault",
+		Long: "Verify reads an export of the audit log and verifies it, without vault and key. FILE may be - for standard input.\n\n" +
+			"It names the first record that was edited, removed, swapped or added. The exit status is 3 then.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			opts := new(audit.VerifyOptions)
+			for _, text := range keys {
+				key, err := hex.DecodeString(text)
+				if err != nil || len(key) != ed25519.PublicKeySize {
+					return misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
+				}
+				opts.PublicKeys = append(opts.PublicKeys, key)
+			}
+
+			for _, path := range kept {
+				more, err := readCheckpoints(path)
+				if err != nil {
+					return err
+				}
+				opts.Kept = append(opts.Kept, more...)
+			}
+			return c.verifyExport(cmd.Context(), args[0], opts)
+		},
+	}
+
+	cmd.Flags().StringArrayVar(&keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag; without any, the export is compared with itself")
+	cmd.Flags().StringArrayVar(&kept, "checkpoints", nil, "`file` of checkpoints that a sink has kept, one JSON object a line")
+	return cmd
+}
+
+// verifyExport verifies an export, and shows what is proved.
+func (c *cli) verifyExport(ctx context.Context, path string, opts *audit.VerifyOptions) error {
+	in := c.in
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		in = f
+	}
+	opts.Each = func(*audit.Record) error { return ctx.Err() }
+	report, err := audit.Verify(in, opts)
+
+	fault, faulty := errors.AsType[*audit.VerifyError](err)
+	if err != nil && !faulty {
+		return err
+	}
+	result := object{
+		"valid": err == nil, "vault_id": report.VaultID, "account_id": report.AccountID,
+		"first_checkpoint": report.First, "records": report.Records, "void": report.Void, "open": report.Open, "compared_with_itself": opts.PublicKeys == nil,
+	}
+	if faulty {
+		result["fault"] = object{
+			"kind": fault.Fault.String(), "line": fault.Line, "checkpoint": fault.Checkpoint, "lane": fault.Lane, "sequence": fault.Sequence, "message": fault.Error(),
+		}
+		return errors.Join(c.show(result, ""), finding{err})
+	}
+
+	text := fmt.Sprintf("The log of account %s is whole: %d records, and %d without a checkpoint yet.\n", report.AccountID, report.Records, report.Open)
+	if report.Last != nil {
+		text += fmt.Sprintf("Its last checkpoint is %d, of %s.\n", report.Last.Number, date(report.Last.At))
+	}
+	if opts.PublicKeys == nil {
+		c.note("Without --public-key this proves only that the export agrees with itself.")
+	}
+	return c.show(result, text)
+}
+
+// readCheckpoints returns the checkpoints in a file.
+func readCheckpoints(path string) (all []*audit.Checkpoint, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+
+	for from := json.NewDecoder(bufio.NewReader(f)); ; {
+		one := new(audit.Checkpoint)
+		switch err := from.Decode(one); {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case err != nil:
+			return nil, fmt.Errorf("%s: checkpoint %d cannot be read", path, len(all)+1)
+		}
+		all = append(all, one)
+	}
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/realtest"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+var postgres = realtest.SharedPostgreSQL(nil)
+
+func TestMain(m *testing.M) {
+	testscript.Main(postgres.Main(m), map[string]func(){
+		"vaultctl": main,
+		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3])) },
+		"store":    func() { exit(storeCard(os.Args[1], os.Args[2])) },
+	})
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// serve serves the REST API of a sandbox until it is terminated, and writes its address into
+// a file.
+func serve(place, key, addr string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	c := at(place)
+	keys, err := c.keyring(ctx, key, "")
+	if err != nil {
+		return err
+	}
+	return c.on(ctx, keys, func(ctx context.Context, v *cardvault.Vault) error {
+		h, err := httpapi.NewHandler(v, nil)
+		if err != nil {
+			return err
+		}
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		server := &http.Server{Handler: h}
+		go func() { _ = server.Serve(httpapi.Erasing(listener)) }()
+		defer server.Close()
+		if err := newFile(addr, func(w io.Writer) error { _, err := fmt.Fprint(w, listener.Addr()); return err }); err != nil {
+			return err
+		}
+		return v.Run(ctx)
+	})
+}
+
+// at returns the flags that name a place.
+func at(place string) *cli {
+	c := &cli{in: os.Stdin, out: os.Stdout, errs: os.Stderr}
+	if url, ok := strings.CutPrefix(place, "--store="); ok {
+		c.store = url
+	} else {
+		c.vault = strings.TrimPrefix(place, "--vault=")
+	}
+	return c
+}
+
+// storeCard stores a test card with the API key in a file.
+func storeCard(addr, keyFile string) error {
+	where, err := os.ReadFile(addr)
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return err
+	}
+	body := `{"account_number":"4242424242424242","expiry_month":12,"expiry_year":2099}`
+	req, err := http.NewRequest("POST", "http://"+string(where)+"/cde-import", strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("x-api-key", strings.TrimSpace(string(key)))
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+var databases atomic.Int32
+
+// TestScripts: every command, and each of its errors, on a folder and on PostgreSQL.
+func TestScripts(t *testing.T) {
+	for _, on := range []string{"bolt", "postgres"} {
+		t.Run(on, func(t *testing.T) {
+			testscript.Run(t, testscript.Params{
+				Dir:                 "testdata/script",
+				RequireExplicitExec: true,
+				RequireUniqueNames:  true,
+				Setup: func(env *testscript.Env) error {
+					at := "--vault=" + filepath.Join(env.WorkDir, "data", "vault")
+					if on == "postgres" {
+						server, name := postgres.Get(t), "v"+strconv.Itoa(int(databases.Add(1)))
+						server.SQL(t, "postgres", "CREATE DATABASE "+name)
+						server.SQL(t, name, "REVOKE CONNECT ON DATABASE "+name+" FROM PUBLIC")
+						at = "--store=" + server.URL(name)
+					}
+					env.Setenv("AT", at)
+					return errors.Join(os.Mkdir(filepath.Join(env.WorkDir, "data"), 0o700), os.Mkdir(filepath.Join(env.WorkDir, "keys"), 0o700))
+				},
+				Condition: func(name string) (bool, error) { return name == on, nil },
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){
+					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "with": with, "keyid": keyID,
+				},
+			})
+		})
+	}
+}
+
+// exits runs a program, which has to end with a status: exits 3 vaultctl report
+func exits(ts *testscript.TestScript, _ bool, args []string) {
+	err := ts.Exec(args[1], args[2:]...)
+	got := 0
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = ended.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if strconv.Itoa(got) != args[0] {
+		ts.Fatalf("exit status %d, want %s", got, args[0])
+	}
+}
+
+// awaitFile waits for a file: await addr
+func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
+	path := ts.MkAbs(args[0])
+	until := time.Now().Add(time.Minute)
+	for {
+		switch _, err := os.Stat(path); {
+		case err == nil:
+			return
+		case !errors.Is(err, fs.ErrNotExist):
+			ts.Check(err)
+		case time.Now().After(until):
+			ts.Fatalf("%s does not come", args[0])
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// mode compares the mode of a file: mode 600 keys/vault.key
+func mode(ts *testscript.TestScript, _ bool, args []string) {
+	info, err := os.Stat(ts.MkAbs(args[1]))
+	ts.Check(err)
+	if got := strconv.FormatUint(uint64(info.Mode().Perm()), 8); got != args[0] {
+		ts.Fatalf("mode of %s is %s, want %s", args[1], got, args[0])
+	}
+}
+
+// edit replaces the first of some text in a copy of a file: edit log edited old new
+func edit(ts *testscript.TestScript, _ bool, args []string) {
+	text := ts.ReadFile(args[0])
+	edited := strings.Replace(text, args[2], args[3], 1)
+	if edited == text {
+		ts.Fatalf("%s lacks %q", args[0], args[2])
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(edited), 0o600))
+}
+
+// verify verifies an export with the public keys in a file: verify log keys
+func verify(ts *testscript.TestScript, _ bool, args []string) {
+	line := []string{"audit", "verify", args[0]}
+	for _, key := range strings.Fields(ts.ReadFile(args[1])) {
+		line = append(line, "--public-key", key)
+	}
+	ts.Check(ts.Exec("vaultctl", line...))
+}
+
+// checkpoints writes the checkpoints of an export into a file: checkpoints log kept
+func checkpoints(ts *testscript.TestScript, _ bool, args []string) {
+	var kept strings.Builder
+	for line := range strings.Lines(ts.ReadFile(args[0])) {
+		if one, ok := strings.CutPrefix(line, `{"checkpoint":`); ok {
+			kept.WriteString(strings.TrimSuffix(one, "}\n") + "\n")
+		}
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(kept.String()), 0o600))
+}
+
+// with runs a program with the content of a file as its last argument: with shop vaultctl … --account
+func with(ts *testscript.TestScript, fails bool, args []string) {
+	err := ts.Exec(args[1], append(args[2:], strings.TrimSpace(ts.ReadFile(args[0])))...)
+	if (err != nil) != fails {
+		ts.Fatalf("ends with %v", err)
+	}
+}
+
+// keyID writes the id that standard error names into a file: keyid id
+func keyID(ts *testscript.TestScript, _ bool, args []string) {
+	_, id, _ := strings.Cut(ts.ReadFile("stderr"), "API key ")
+	id, _, _ = strings.Cut(id, ".")
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(id), 0o600))
+}
+
+// damage flips a bit of the record of a merchant: damage $AT
+func damage(ts *testscript.TestScript, _ bool, args []string) {
+	c := at(args[0])
+	s, err := c.openStore(context.Background(), false)
+	ts.Check(err)
+	defer s.Close()
+	ts.Check(s.Update(context.Background(), func(tx store.Tx) error {
+		rows, err := tx.Scan(ledger.KindAccount+1, uuid.Nil, 1)
+		if err == nil {
+			rows[0].Shown[len(rows[0].Shown)-1] ^= 1
+			rows[0].Version++
+			tx.Put(rows[0])
+		}
+		return err
+	}))
+}
+
+// TestOverdue: the key of a vault that was made long ago is reported as overdue.
+func TestOverdue(t *testing.T) {
+	dir := t.TempDir()
+	folder, key := filepath.Join(dir, "vault"), filepath.Join(dir, "keys", "vault.key")
+	keys, err := cardvault.KeyFile(key, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) { // in the year 2000
+		v, err := cardvault.Open(t.Context(), folder, keys, nil)
+		if err == nil {
+			err = v.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+
+	report := func(more ...string) (status int, out, errs string) {
+		var a, b strings.Builder
+		status = run(append([]string{"--vault", folder, "--key", key, "report"}, more...), os.Stdin, &a, &b)
+		return status, a.String(), b.String()
+	}
+	if status, _, errs := report(); status != found || errs != "vaultctl: overdue: key of term 1, audit 1: rotate, then reseal\n" {
+		t.Errorf("status %d, %s", status, errs)
+	}
+	if status, out, _ := report("--json"); status != found || !strings.Contains(out, `"overdue":true`) || strings.Contains(out, "error") {
+		t.Errorf("status %d, %s", status, out)
+	}
+	if status, _, errs := report("--crypto-period", "1h"); status != failed || !strings.Contains(errs, "CryptoPeriod must be between") {
+		t.Errorf("status %d, %s", status, errs)
+	}
+}
