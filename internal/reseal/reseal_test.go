@@ -40,7 +40,8 @@ func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) { return b
 type faulty struct {
 	store.Store
 	full    atomic.Bool
-	before  func()       // called before each Update of rows, if set
+	before  func() // called before each Update of rows, one at a time, if set
+	calling sync.Mutex
 	lost    uuid.UUID    // id of a record that cannot be read
 	largest atomic.Int64 // number of rows in one Update
 }
@@ -51,7 +52,9 @@ func (s *faulty) View(ctx context.Context, fn func(store.ReadTx) error) error {
 
 func (s *faulty) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if s.before != nil && s.rows(ctx, fn) > 0 {
+		s.calling.Lock()
 		s.before()
+		s.calling.Unlock()
 	}
 	return s.Store.Update(ctx, func(tx store.Tx) error {
 		w := &faultyWrites{Tx: tx}

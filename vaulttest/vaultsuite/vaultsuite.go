@@ -84,7 +84,7 @@ type behaviour struct {
 var behaviours = slices.Concat(
 	tokenBehaviours, resealBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
 	accountBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
-	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, renewalTimeBehaviours,
+	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, renewalTimeBehaviours(),
 )
 
 // Every number, text and name that the suite stores begins with one of these.
