@@ -40,6 +40,7 @@ func (c *checker) testFailures(t *testing.T) {
 		f.quotas(t)
 		f.providers(t)
 		f.inProgress(t)
+		f.overtaken(t)
 	})
 }
 
@@ -336,5 +337,37 @@ func (f failures) inProgress(t *testing.T) {
 	}
 	if a := <-first; a.Code != 200 {
 		t.Errorf("the first is answered with %d %s", a.Code, a.Body)
+	}
+}
+
+// A meddledStore calls a function before a write, once.
+type meddledStore struct {
+	store.Store
+	meddle func()
+}
+
+func (s *meddledStore) Update(ctx context.Context, f func(store.Tx) error) error {
+	if meddle := s.meddle; meddle != nil {
+		s.meddle = nil
+		meddle()
+	}
+	return s.Store.Update(ctx, f)
+}
+
+// overtaken replaces a card while the expiry of the former one is updated.
+func (f failures) overtaken(t *testing.T) {
+	s := &meddledStore{Store: memstore.New()}
+	v := vaultOn(t, s, cardvault.Options{})
+	key := newKey(t, v, cardvault.AllScopes()...)
+	h := f.c.wrap(t, serve(t, v, nil), nil)
+	send := func(method, path, body string) *transcript.Answer {
+		return transcript.Send(t, h, method, path, body, "X-Api-Key", key)
+	}
+	path := "/tokens/" + idOf(t, send("POST", "/cde-import", `{"account_number":"4242424242424242","expiry_month":4,"expiry_year":2031}`))
+	s.meddle = func() {
+		idOf(t, send("POST", path+"/replace", `{"account_number":"4000056655665556","expiry_month":5,"expiry_year":2032}`))
+	}
+	if a := send("PATCH", path, `{"expiry_month":4,"expiry_year":2033}`); a.Status != 409 {
+		t.Errorf("the expiry of the former card is answered with %d %s", a.Status, a.Body)
 	}
 }
