@@ -492,6 +492,8 @@ func (s *sandbox) testScheme() {
 	p.pills(id, "active,code available")
 	p.act(id, "renew")
 	p.text("#event-list", "card updated")
+	p.act(id, "report-no_match")
+	p.text("#token-"+id, "The account updater reports it")
 	p.act(id, "delete")
 	p.pills(id, "deleted,code available")
 	// That is final.

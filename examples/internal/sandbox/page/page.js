@@ -286,7 +286,8 @@ class Row {
     const simulate = (action, label, done) =>
       this.button(action, label, done, () => call("POST", "/simulator" + path + "/" + action));
     const report = (outcome, label) =>
-      simulate("report/" + outcome, label, "The account updater reports it: at once, or when the card is first submitted, within three minutes.");
+      this.button("report-" + outcome, label, "The account updater reports it: at once, or when the card is first submitted, within three minutes.",
+        () => call("POST", "/simulator" + path + "/report/" + outcome));
     this.facts = el("dl", { className: "facts" });
     this.records = new Records(this);
     this.body = el("div", { className: "body" },
