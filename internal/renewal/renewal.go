@@ -130,15 +130,19 @@ func (n *Renewals) Attach(ctx context.Context, e *jobs.Engine) error {
 	return err
 }
 
-// begin stores the first round of the updater, unless it has one.
+// begin stores the first round of the updater, unless it has one. A round that cannot be read
+// begins anew: cards are submitted twice then, and the vault opens.
 func (n *Renewals) begin(ctx context.Context) error {
-	r := &store.Record{Kind: n.Kinds.Round, ID: roundID}
-	err := n.whole().View(ctx, func(tx store.ReadTx) error {
-		former, err := tx.Get(n.Kinds.Round, roundID)
-		if errors.Is(err, store.ErrNotFound) {
-			return nil
+	var r *store.Record
+	var damage error
+	err := n.whole().View(ctx, func(tx store.ReadTx) (err error) {
+		damage = nil
+		if r, err = tx.Get(n.Kinds.Round, roundID); ledger.Unreadable(err) {
+			damage = err
 		}
-		r = former
+		if damage != nil || errors.Is(err, store.ErrNotFound) {
+			r, err = &store.Record{Kind: n.Kinds.Round, ID: roundID}, nil
+		}
 		return err
 	})
 	if err != nil {
@@ -146,14 +150,20 @@ func (n *Renewals) begin(ctx context.Context) error {
 	}
 
 	if r.Version > 0 {
+		var former *round
 		plain, err := n.Ledger.OpenShown(ctx, r)
-		if err != nil {
+		if err == nil {
+			former, err = decodeRound(plain)
+		}
+		switch {
+		case ledger.Unreadable(err):
+			damage = err
+		case err != nil || former.updater == n.name:
 			return err
 		}
-		former, err := decodeRound(plain)
-		if err != nil || former.updater == n.name {
-			return n.Ledger.Named(r, err)
-		}
+	}
+	if damage != nil {
+		n.Log.Error("the place in the round of the account updater cannot be read, and a new round begins", "updater", n.name, "error", damage)
 	}
 
 	r.Version++
@@ -162,6 +172,9 @@ func (n *Renewals) begin(ctx context.Context) error {
 		return err
 	}
 	err = n.whole().Update(ctx, ledger.Step, func(tx store.Tx) error {
+		if damage != nil && r.Version == 1 {
+			tx.Delete(r.Kind, r.ID) // it has a version that cannot be read
+		}
 		tx.Put(r)
 		return nil
 	})

@@ -32,6 +32,7 @@ var renewalBehaviours = []behaviour{
 	{"RenewalStale", renewalStale},
 	{"RenewalOptOutDamaged", renewalOptOutDamaged},
 	{"RenewalExchanged", renewalExchanged},
+	{"RenewalRoundDamaged", renewalRoundDamaged},
 }
 
 // An inquiry is a card that was submitted.
@@ -702,10 +703,11 @@ func (s *interrupting) Update(ctx context.Context, fn func(store.Tx) error) erro
 	return err
 }
 
+const kindRound store.Kind = 31
+
 // renewalExchanged: a vault opens with another updater while a process with the former one goes
 // on with its round. All cards are submitted to the other one.
 func renewalExchanged(t *testing.T, s store.Store) {
-	const kindRound store.Kind = 31
 	former, next := newOffice(), newOffice()
 	next.name = "next"
 	old := renewing(t, s, former)
@@ -717,5 +719,30 @@ func renewalExchanged(t *testing.T, s store.Store) {
 	drain(t, v)
 	if len(former.all()) != 3 || len(next.all()) != 3 {
 		t.Errorf("%d cards are submitted to the former updater, %d to the next", len(former.all()), len(next.all()))
+	}
+}
+
+// renewalRoundDamaged: a vault opens although its place in the round of the updater cannot be
+// read, and begins anew.
+func renewalRoundDamaged(t *testing.T, s store.Store) {
+	o := newOffice()
+	v := renewing(t, s, o)
+	importCard(t, v, testCard(0), nil)
+	drain(t, v)
+
+	noError(t, s.Update(t.Context(), func(tx store.Tx) error {
+		rounds, err := tx.Scan(kindRound, uuid.Nil, 1)
+		if err != nil {
+			return err
+		}
+		r := rounds[0].Clone()
+		r.Version++
+		r.Shown[len(r.Shown)-1] ^= 1
+		tx.Put(r)
+		return nil
+	}))
+	drain(t, renewing(t, s, o))
+	if all := o.all(); len(all) != 2 {
+		t.Errorf("%d cards are submitted, want 2", len(all))
 	}
 }
