@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -75,7 +76,7 @@ func newFile(path string, write func(io.Writer) error) error {
 	if err := errors.Join(write(f), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := os.Link(f.Name(), path); err != nil {
+	if err := os.Link(f.Name(), path); err != nil || runtime.GOOS == "windows" { // where a folder cannot be synced
 		return err
 	}
 

@@ -279,3 +279,23 @@ func TestOverdue(t *testing.T) {
 		t.Errorf("status %d, %s", status, errs)
 	}
 }
+
+// TestProgress: a terminal shows a bar on one line, and anything else a line for each tenth.
+func TestProgress(t *testing.T) {
+	for _, bar := range []bool{false, true} {
+		var b strings.Builder
+		p := &progress{to: &b, bar: bar, what: "records", total: 40}
+		for left := int64(40); left >= 0; left-- {
+			p.left(left)
+		}
+		p.end()
+		p.end()
+		lines, first, last := 11, "  0% of 40 records\n", "100% of 40 records\n"
+		if bar {
+			lines, first, last = 1, "\r["+strings.Repeat(".", barWidth)+"] 0 of 40 records", "\r["+strings.Repeat("#", barWidth)+"] 40 of 40 records\n"
+		}
+		if text := b.String(); strings.Count(text, "\n") != lines || !strings.HasPrefix(text, first) || !strings.HasSuffix(text, last) {
+			t.Errorf("bar %t: %q", bar, text)
+		}
+	}
+}

@@ -154,6 +154,7 @@ var languages = map[string]string{
 	"CONTRIBUTING.md: Contributing: sh":                                 "TestReferences of internal/doctest knows the targets of make",
 	"README.md: Try it: sh":                                             "TestServer of examples/server",
 	"README.md: Run the tests: sh":                                      "TestReferences of internal/doctest knows the targets of make",
+	"docs/account-updater.md: Try it: sh":                               "TestControl of examples/server makes the request",
 	"docs/card-entry.md: Plain HTML: html":                              "TestSnippets of test/browser",
 	"docs/card-entry.md: React: tsx":                                    "TestReactOfDocs of test/bundle, and TestSnippets of test/browser",
 	"docs/card-entry.md: React: sh":                                     "it fetches from vault.example; package cardentry tests what it would get",
