@@ -611,9 +611,9 @@ func replaceIdentified(t *testing.T, s store.Store) {
 // records anew. No number comes back, none is lost, and outcomes of submissions from before count.
 func replaceResealed(t *testing.T, s store.Store) {
 	const rotations = 4
-	n, o, m, ctx := new(clerk), newOffice(), &meddler{Store: s}, t.Context()
+	n, o, m, cut, ctx := new(clerk), newOffice(), &meddler{Store: s}, &interrupting{Store: s, kind: kindToken}, t.Context()
 	opts := cardvault.Options{Mode: cardvault.Sandbox, Purposes: []string{purpose}, Network: n, Updater: o}
-	v, other := vaultOn(t, m, &opts), vaultOn(t, s, &opts)
+	v, other := vaultOn(t, m, &opts), vaultOn(t, cut, &opts)
 	var ids []uuid.UUID
 	for i := range 4 {
 		ids = append(ids, importCard(t, v, testCard(i), nil).ID)
@@ -632,12 +632,18 @@ func replaceResealed(t *testing.T, s store.Store) {
 	session := must(v.ReplaceSession(ctx, ids[1], nil))(t)
 	m.meddle = reseal
 	must(v.Tokenize(ctx, session.ID, testCard(11)))(t)
+	drain(t, other) // nothing is left to be written but what is sealed anew
+	cut.then = func() { must(v.Replace(ctx, ids[3], testCard(13), nil))(t) }
+	reseal()
+	if cut.then != nil || cardIn(t, v, ids[3]) != spelledOf(13) {
+		t.Errorf("sealed anew while it is replaced: %s", cardIn(t, v, ids[3]))
+	}
 	stop := runs(t, v)
 	o.tells(t, "updated", o.outcome(t, 2, updater.Updated, 12, testCard(12).Expiry))
-	o.tells(t, "updated, too late", o.outcome(t, 0, updater.Updated, 13, testCard(13).Expiry))
+	o.tells(t, "updated, too late", o.outcome(t, 0, updater.Updated, 14, testCard(14).Expiry))
 	stop()
 
-	last := []int{10, 11, 12, 3}
+	last := []int{10, 11, 12, 13}
 	parallel(t, len(ids)+1, func(worker int) error {
 		if worker == len(ids) {
 			for range rotations {
@@ -663,7 +669,7 @@ func replaceResealed(t *testing.T, s store.Store) {
 		drain(t, v)
 	}
 	for k, r := range rowsOf(t, s) { // releases that are about to end stay as they are
-		if term, _ := seal.TermOf(r.Secret); len(r.Secret) > 0 && term != 2+rotations+4 {
+		if term, _ := seal.TermOf(r.Secret); len(r.Secret) > 0 && term != 2+rotations+5 {
 			t.Errorf("a record of kind %d is under term %d", k.Kind, term)
 		}
 	}

@@ -44,6 +44,7 @@ func (gallery) CardArt(context.Context, *network.ArtRequest) (*network.Art, erro
 
 // Kinds of records that a test names.
 const (
+	kindToken   = 5
 	kindRelease = 10
 	kindReseal  = 38
 )
