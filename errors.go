@@ -172,6 +172,17 @@ var (
 	// ErrKeyExhausted is returned by writes once the key of the current term
 	// has sealed as much as is safe and no new term could be started.
 	ErrKeyExhausted = ledger.ErrKeyExhausted
+
+	// ErrTermActive is returned by RetireTerm for the term under which records are sealed.
+	// RotateKeys starts another.
+	ErrTermActive = ledger.ErrTermActive
+
+	// ErrTermInUse comes as a [*TermInUseError].
+	ErrTermInUse = errors.New("cardvault: key term is closed and its key is still needed")
+
+	// ErrTermUnknown is returned by RetireTerm for a number that no key term has: see
+	// [Vault.KeyReport].
+	ErrTermUnknown = ledger.ErrTermUnknown
 )
 
 // A FieldError reports that a value breaks a rule. It names the field and

@@ -28,7 +28,7 @@ func newSealer(v *Vault) *reseal.Sealer {
 		kindDelivery: {Busy: func(ctx context.Context, r *store.Record, _ []byte) (bool, error) {
 			return v.outbox.Busy(ctx, r)
 		}},
-	}})
+	}, Keep: max(v.opts.IdempotencyTTL, v.opts.SecurityCodeTTL)})
 }
 
 // nextShown returns the shown part of the next version of a token that does not change:
@@ -70,8 +70,8 @@ type TermState string
 const (
 	TermActive    TermState = "active"    // records are sealed under it
 	TermReadable  TermState = "readable"  // records are read under it, and sealed anew under the active one
-	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more
-	TermDestroyed TermState = "destroyed" // the key is gone
+	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more: see RetireTerm
+	TermDestroyed TermState = "destroyed" // the key is gone, and no record needs it
 )
 
 // A KeyReport says under which key terms the records of a vault are sealed.
@@ -91,7 +91,9 @@ type KeyTerm struct {
 	Number    uint32
 	State     TermState
 	CreatedAt time.Time     // of the key; of the vault, if it was made before that was kept
-	Age       time.Duration // since CreatedAt
+	Age       time.Duration // since CreatedAt, until DestroyedAt
+
+	ClosedAt, DestroyedAt time.Time // zero before
 
 	// Overdue is whether Age is more than [Options.CryptoPeriod] while the term is active or
 	// has records.
@@ -120,7 +122,10 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 	at := now()
 	report := &KeyReport{Unreadable: count.Unread}
 	for _, m := range v.ledger.Box.Keys().Masters {
-		t := KeyTerm{Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m), Records: map[string]int64{}}
+		t := KeyTerm{
+			Number: m.Number, State: termStates[m.State], Records: map[string]int64{},
+			CreatedAt: termBegan(v, &m), ClosedAt: m.Closed, DestroyedAt: m.Destroyed,
+		}
 		for kind, n := range count.Records[m.Number] {
 			t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
 		}
@@ -128,7 +133,7 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		delete(count.Records, m.Number)
 	}
 	for _, m := range v.ledger.Box.Keys().Audits {
-		t := KeyTerm{Series: SeriesAudit, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m)}
+		t := KeyTerm{Series: SeriesAudit, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m), DestroyedAt: m.Destroyed}
 		report.Others = append(report.Others, aged(v, t, at))
 	}
 	for _, kinds := range count.Records { // of terms that never were
@@ -141,6 +146,9 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 
 // aged returns a term with its age.
 func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
+	if !t.DestroyedAt.IsZero() {
+		at = t.DestroyedAt
+	}
 	t.Age = at.Sub(t.CreatedAt)
 	t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
 	return t
@@ -160,6 +168,58 @@ func (v *Vault) Reseal(ctx context.Context) (err error) {
 var termStates = map[seal.State]TermState{
 	seal.Active: TermActive, seal.Readable: TermReadable, seal.Closed: TermClosed, seal.Destroyed: TermDestroyed,
 }
+
+// RetireTerm closes a former key term, and destroys its key once nothing needs the key any
+// more. It returns nil when the key is destroyed, in all memory of this process too; other
+// processes on the store drop it within 30 seconds in [Vault.Run]. Before that the error is a
+// [*TermInUseError], which says what is left to wait for: Run and Drain do the rest, and the
+// call may be repeated. It reads all records, as KeyReport does.
+//
+// From the first call on nothing is written under the term, by any process. Each transaction
+// checks that, so no clock matters, and a process that was stopped in the middle of a call
+// seals its records again under the present term. If it was stopped until the key was
+// destroyed, the call fails with ErrUnavailable. Closing cannot be undone.
+//
+// Backups hold the key as well, in their keyring, and so do pages of the store that are free
+// but not overwritten. There the term is dead only when the key-encryption key that wrapped
+// those keyrings is destroyed too: call [Vault.ChangeKeyring] afterwards, and destroy the
+// former key once the vault is not to be restored from backups of before.
+//
+// Errors: ErrTermActive for the term under which records are sealed, ErrTermUnknown for a
+// number that no term has, and those of ChangeKeyring.
+func (v *Vault) RetireTerm(ctx context.Context, term uint32) (err error) {
+	defer v.doing(ctx, "retire term", &err)
+	rest, err := v.sealer.Retire(ctx, term)
+	if err == nil && rest != nil {
+		err = (*TermInUseError)(rest)
+	}
+	return err
+}
+
+// A TermInUseError is returned by RetireTerm for a term that is closed and whose key is still
+// needed.
+type TermInUseError struct {
+	Term uint32
+
+	// Records is the number of records with a part under the term. Run seals them anew, except
+	// for damaged ones, which have to be restored from a backup or deleted.
+	Records int64
+
+	// Unreadable is the number of records whose term cannot be read. They are damaged.
+	Unreadable int64
+
+	// Until is when the time of security codes and idempotency keys is over that were stored
+	// before the term was closed: the longer one of [Options.SecurityCodeTTL] and
+	// [Options.IdempotencyTTL] after that.
+	Until time.Time
+}
+
+func (e *TermInUseError) Error() string {
+	return fmt.Sprintf("%v: term %d by %d records, by %d that cannot be read, and until %s",
+		ErrTermInUse, e.Term, e.Records, e.Unreadable, e.Until.Format(time.RFC3339))
+}
+
+func (e *TermInUseError) Unwrap() error { return ErrTermInUse }
 
 // termBegan returns when a key was made. A key from before that was kept is as old as the
 // vault, and that as its default account.

@@ -44,6 +44,11 @@ type checkedCall struct {
 	reads  func(store.ReadTx) error
 	writes func(store.Tx) error
 
+	// Of Update: see sealedInTime.
+	puts    []*store.Record
+	vouched uint32
+	open    []uint32
+
 	view   func(store.ReadTx) error // calls reads
 	update func(store.Tx) error     // calls writes
 }
@@ -56,8 +61,11 @@ var checkedCalls = sync.Pool{New: func() any {
 	}
 	c.update = func(tx store.Tx) error {
 		c.tx.begin(tx)
-		c.tx.writes = tx
-		return c.writes(&c.tx)
+		c.tx.writes, c.tx.call, c.puts, c.vouched = tx, c, c.puts[:0], 0
+		if err := c.writes(&c.tx); err != nil {
+			return err
+		}
+		return c.sealedInTime()
 	}
 	return c
 }}
@@ -66,6 +74,7 @@ var checkedCalls = sync.Pool{New: func() any {
 // and has no reason to do so once more.
 func (c *checkedCall) end(err error) error {
 	c.tx, c.reads, c.writes = checkedTx{}, nil, nil
+	clear(c.puts)
 	if err == nil {
 		checkedCalls.Put(c)
 	}
@@ -96,9 +105,13 @@ func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, fn func(st
 type checkedTx struct {
 	checkedReadTx
 	writes store.Tx
+	call   *checkedCall
 }
 
 func (tx checkedTx) Put(r *store.Record) {
+	if r.Kind != KindMeta {
+		tx.call.puts = append(tx.call.puts, r)
+	}
 	if tx.divided != nil && tx.s.homes[r.Kind] != Anywhere {
 		tx.divided.In(r.Account).(store.Tx).Put(r)
 		return

@@ -508,6 +508,7 @@ func (l *Ledger) initialize(ctx context.Context, first func() (uuid.UUID, []*sto
 		if err := untouched(tx); err != nil {
 			return err
 		}
+		vouch(tx, keys)
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -550,7 +551,9 @@ func (l *Ledger) replace(ctx context.Context, op Operation, version uint64, next
 	}
 
 	rec, last, former := m.record(), mark(next), markID(next.Generation-1)
+	present := l.Box.Keys()
 	err := l.In(uuid.Nil).Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+		vouch(tx, present)
 		tx.Put(rec)
 		tx.Put(last)
 		tx.Delete(KindMeta, former)

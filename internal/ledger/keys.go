@@ -118,7 +118,12 @@ func (l *Ledger) grant() error {
 			return err
 		})
 		if errors.Is(err, ErrNotFound) {
-			return errCount
+			if err = l.Reload(ctx); err == nil && l.Box.Keys() == keys {
+				err = errCount
+			}
+			if same++; err == nil { // the term was closed
+				continue
+			}
 		}
 		if err != nil {
 			return err
@@ -163,7 +168,7 @@ func (l *Ledger) grant() error {
 var errCount = fmt.Errorf("%w: count of seals cannot be read: RotateKeys starts a new one", ErrDamaged)
 
 // countID is the id of the record that counts the seals of the active term.
-func countID(k *seal.Keys) uuid.UUID { return numbered(1, k.Masters.Active().Number) }
+func countID(k *seal.Keys) uuid.UUID { return countOf(k.Masters.Active().Number) }
 
 func countRecord(k *seal.Keys, count uint64, version uint64) *store.Record {
 	term := k.Masters.Active().Number

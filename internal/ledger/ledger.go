@@ -63,7 +63,8 @@ type Config struct {
 
 	Audit Auditor // nil: none
 
-	// Rotated is called in the transaction that starts a term. It may be nil.
+	// Rotated is called in the transaction that starts a term, or closes one. It may be nil
+	// if no term is closed.
 	Rotated func(store.Tx) error
 
 	// Mistrust is called for an answer of the store that cannot be right.

@@ -50,13 +50,29 @@ func (o Operation) For(purpose string) Operation {
 var Step = Adds("step")
 
 // Update writes in one transaction, when it is the turn of the account at the gate. All
-// writes go through here. fn may be called more than once, and must not seal or open.
+// writes go through here. fn may be called more than once, and must not seal or open. The
+// records that it puts are sealed anew if their term was closed meanwhile: they must be the
+// same each time.
 func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
+	for range metaTries {
+		err := a.update(ctx, op, fn)
+		late, is := errors.AsType[*lateSeal](err)
+		if !is {
+			return a.follow(ctx, a.outcome(err))
+		}
+		if err := a.sealAnew(ctx, late); err != nil {
+			return err
+		}
+	}
+	return errKeyGone
+}
+
+func (a Account) update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
 	if err := a.gate.enter(ctx, lane{a.ID, op.urgency}); err != nil {
 		return err
 	}
 	defer a.gate.leave()
-	return a.follow(ctx, a.outcome(a.store.Update(ctx, a.ID, fn)))
+	return a.store.Update(ctx, a.ID, fn)
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of. Its record in

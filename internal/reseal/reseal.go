@@ -64,6 +64,10 @@ type Config struct {
 	Log    *slog.Logger
 	Round  store.Kind // of the job, which is one record in a vault
 	Cares  map[store.Kind]Care
+
+	// Keep is the time for which a cache, or the caller of an idempotency key, may need the key
+	// of a term after the term was closed.
+	Keep time.Duration
 }
 
 // A Sealer seals the records of one vault anew.
@@ -83,9 +87,9 @@ func (s *Sealer) Kind() jobs.Kind {
 // roundID is the id of the round.
 var roundID = uuid.UUID{15: 1}
 
-// Begin has a new round begin, in the transaction that starts a term. It seals nothing,
-// because the former term may have no seals left: an empty record stands for a round that
-// has not begun.
+// Begin has a new round begin, in the transaction that starts a term or closes one. It seals
+// nothing, because the former term may have no seals left: an empty record stands for a round
+// that has not begun.
 func (s *Sealer) Begin(tx store.Tx) error {
 	r := &store.Record{Kind: s.Round, ID: roundID, Due: ledger.Now(), Version: 1}
 	switch is, err := tx.Get(r.Kind, r.ID); {
@@ -107,7 +111,12 @@ func (s *Sealer) Attach(ctx context.Context, e *jobs.Engine) error {
 	if s.Ledger.Terms() == 1 {
 		return nil
 	}
+	return s.again(ctx, false)
+}
 
+// again has a round begin unless one is under way, or has ended for the present term and no
+// further one is wanted.
+func (s *Sealer) again(ctx context.Context, further bool) error {
 	var is *store.Record
 	err := s.whole().View(ctx, func(tx store.ReadTx) (err error) {
 		if is, err = tx.Get(s.Round, roundID); errors.Is(err, store.ErrNotFound) || ledger.Unreadable(err) {
@@ -123,7 +132,7 @@ func (s *Sealer) Attach(ctx context.Context, e *jobs.Engine) error {
 		if err != nil {
 			return err
 		}
-		if decode(plain).term == s.Ledger.Term() || !is.Due.IsZero() {
+		if !is.Due.IsZero() || decode(plain).term == s.Ledger.Term() && !further {
 			return nil
 		}
 	}
@@ -164,6 +173,9 @@ func (s *Sealer) step(ctx context.Context, j *jobs.Job) error {
 	if r.term != s.Ledger.Term() {
 		r = &round{term: s.Ledger.Term(), began: ledger.Now()}
 	}
+	if r.clean {
+		return s.destroy(ctx, j, r)
+	}
 	if r.pass.IsZero() {
 		r.pass, r.kind = ledger.Now(), ledger.KindMeta+1
 	}
@@ -171,7 +183,7 @@ func (s *Sealer) step(ctx context.Context, j *jobs.Job) error {
 	for enough := time.Now().Add(stepTime); time.Now().Before(enough); {
 		select {
 		case <-j.Ending:
-			return s.again(ctx, j, r, ledger.Now())
+			return s.keep(ctx, j, r, ledger.Now())
 		default:
 		}
 
@@ -185,7 +197,7 @@ func (s *Sealer) step(ctx context.Context, j *jobs.Job) error {
 		}
 		s.rest(max(yield*time.Since(began), time.Duration(sealed)*time.Second/perSecond), j.Ending)
 	}
-	return s.again(ctx, j, r, ledger.Now())
+	return s.keep(ctx, j, r, ledger.Now())
 }
 
 // rest lets others write. It returns at once in Drain, where nothing else runs.
@@ -199,8 +211,8 @@ func (s *Sealer) rest(d time.Duration, ending <-chan struct{}) {
 	}
 }
 
-// again stores how far a round has come. A round that has ended has no due time.
-func (s *Sealer) again(ctx context.Context, j *jobs.Job, r *round, due time.Time) error {
+// keep stores how far a round has come. A round that has ended has no due time.
+func (s *Sealer) keep(ctx context.Context, j *jobs.Job, r *round, due time.Time) error {
 	j.Record.Due = due
 	return s.jobs.Again(ctx, j.Record, r.encode())
 }
@@ -213,7 +225,11 @@ func (s *Sealer) endPass(ctx context.Context, j *jobs.Job, r *round) error {
 	sure := r.began.Add(settled)
 	if r.left == 0 && !r.pass.Before(sure) {
 		s.Log.Info("all records are sealed under the present key term", "term", r.term, "sealed", r.sealed)
-		return s.again(ctx, j, r.over(), time.Time{})
+		over := r.over()
+		if !over.clean {
+			return s.keep(ctx, j, over, time.Time{})
+		}
+		return s.destroy(ctx, j, over)
 	}
 
 	due := sure
@@ -222,7 +238,7 @@ func (s *Sealer) endPass(ctx context.Context, j *jobs.Job, r *round) error {
 	}
 	r.passes++
 	r.pass, r.left, r.damaged = time.Time{}, 0, 0
-	return s.again(ctx, j, r, due)
+	return s.keep(ctx, j, r, due)
 }
 
 // page goes through the next records, and returns how many it has sealed.

@@ -20,6 +20,8 @@ type round struct {
 
 	sealed        uint64 // records in this round
 	left, damaged uint64 // records in this pass
+
+	clean bool // it has ended with a pass that found no record of a former term, and none that is damaged
 }
 
 const (
@@ -32,6 +34,7 @@ const (
 	roundSealed
 	roundLeft
 	roundDamaged
+	roundClean
 )
 
 func (r *round) fields(f *tlv.Fields) {
@@ -44,6 +47,7 @@ func (r *round) fields(f *tlv.Fields) {
 	tlv.Uint(f, roundSealed, &r.sealed)
 	tlv.Uint(f, roundLeft, &r.left)
 	tlv.Uint(f, roundDamaged, &r.damaged)
+	f.Bool(roundClean, &r.clean)
 }
 
 func (r *round) encode() []byte { return tlv.Pad(tlv.Encode(r.fields), 64, 0) }
@@ -60,5 +64,5 @@ func decode(plain []byte) *round {
 	return r
 }
 
-// over returns the round when it has ended.
-func (r *round) over() *round { return &round{term: r.term, sealed: r.sealed} }
+// over returns the round when it has ended with a pass that has left nothing.
+func (r *round) over() *round { return &round{term: r.term, sealed: r.sealed, clean: r.damaged == 0} }

@@ -109,8 +109,7 @@ const (
 	// the active one.
 	Readable
 
-	// Closed: it opens and finds, and nothing is written under it any more. Once a vault has
-	// a closed key, each Update compares the generation of the keyring in its transaction.
+	// Closed: it opens and finds, and no transaction writes anything under it any more.
 	Closed
 
 	// Destroyed: the key is gone. Its number and its times are kept.

@@ -198,6 +198,12 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"ChangeKeyring": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.ChangeKeyring(ctx, keyring(t, suiteKey))
 		},
+		"RetireTerm": func(ctx context.Context, v *cardvault.Vault) error {
+			if err := v.RetireTerm(ctx, 1); !errors.Is(err, cardvault.ErrTermActive) {
+				return err
+			}
+			return nil
+		},
 		"KeyReport": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.KeyReport(ctx)) },
 		"Run":       func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
 		"Drain":     func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },

@@ -1,0 +1,175 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// OpRetireTerm is the operation of writes that close terms, or destroy their keys.
+var OpRetireTerm = Ends("keys.retire")
+
+// Errors of CloseTerm. Package cardvault says what to do.
+var (
+	ErrTermActive  = errors.New("cardvault: records are sealed under the key term: call RotateKeys first")
+	ErrTermUnknown = errors.New("cardvault: the vault has no such key term")
+)
+
+// CloseTerm closes a former term, and returns its key: no transaction that begins afterwards
+// writes anything under it. A term that is closed or destroyed stays as it is.
+func (l *Ledger) CloseTerm(ctx context.Context, number uint32) (is *seal.Term, err error) {
+	closes := false
+	err = l.alter(ctx, func(k *seal.Keys) (*seal.Keys, error) {
+		is, closes = k.Masters.Term(number), false
+		switch {
+		case is == nil:
+			return nil, ErrTermUnknown
+		case is.State == seal.Active:
+			return nil, ErrTermActive
+		case is.State != seal.Readable:
+			return nil, nil
+		}
+		next := k.Close(number, Now())
+		is, closes = next.Masters.Term(number), true
+		return next, nil
+	}, func(tx store.Tx) error {
+		tx.Delete(KindMeta, countOf(number))
+		return l.config.Rotated(tx)
+	})
+	if closes && err == nil {
+		l.config.Log.Info("a key term was closed", "term", number)
+	}
+	return is, err
+}
+
+// DestroyTerms destroys the keys of those terms that are closed, and calls also in its
+// transaction.
+func (l *Ledger) DestroyTerms(ctx context.Context, numbers []uint32, also func(store.Tx) error) error {
+	return l.alter(ctx, func(k *seal.Keys) (*seal.Keys, error) {
+		closed := slices.DeleteFunc(slices.Clone(numbers), func(n uint32) bool {
+			t := k.Masters.Term(n)
+			return t == nil || t.State != seal.Closed
+		})
+		if len(closed) == 0 {
+			return nil, nil
+		}
+		return k.Destroy(Now(), closed...), nil
+	}, also)
+}
+
+// alter replaces the keyring with the one that next makes of the present keyring, and calls
+// also in the transaction. If next returns nil the keyring stays as it is.
+func (l *Ledger) alter(ctx context.Context, next func(*seal.Keys) (*seal.Keys, error), also func(store.Tx) error) error {
+	t := tries{ledger: l}
+	for t.more() {
+		m, err := l.loadMeta(ctx)
+		if err == nil {
+			err = l.newest(ctx, m)
+		}
+		t.seen()
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+
+		keys, err := next(l.Box.Keys())
+		if keys == nil || err != nil {
+			return err
+		}
+		if err := l.replace(ctx, OpRetireTerm, m.version, keys, also); !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+	}
+	return errRestless
+}
+
+// A lateSeal is the error of a transaction that puts a part under a term whose count of seals
+// is not there: the term is closed.
+type lateSeal struct {
+	term    uint32
+	records []*store.Record // all that the transaction puts
+}
+
+func (*lateSeal) Error() string { return "cardvault: key term of the record is closed" }
+
+// sealedInTime returns a lateSeal for a transaction that puts a part under a closed term. So a
+// process that was stopped after it had sealed a record cannot commit the record, however
+// much later it goes on.
+func (c *checkedCall) sealedInTime() error {
+	c.open = c.open[:0]
+	for _, r := range c.puts {
+		for _, part := range [...][]byte{r.Shown, r.Secret} {
+			term, sealed := seal.TermOf(part)
+			if !sealed || term == c.vouched || slices.Contains(c.open, term) {
+				continue
+			}
+			switch _, err := c.tx.Get(KindMeta, countOf(term)); {
+			case errors.Is(err, store.ErrNotFound):
+				return &lateSeal{term, slices.Clone(c.puts)}
+			case err != nil:
+				return &unnamed{err, store.Record{Kind: KindMeta}}
+			}
+			c.open = append(c.open, term)
+		}
+	}
+	return nil
+}
+
+// vouch says that a transaction replaces the keyring of keys: their active term is open then.
+func vouch(tx store.Tx, keys *seal.Keys) {
+	tx.(*checkedTx).call.vouched = keys.Masters.Active().Number
+}
+
+// sealAnew seals the records of a lateSeal under the present term, before they are put again.
+func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
+	if err := l.Reload(ctx); err != nil {
+		return err
+	}
+	present := l.Term()
+	if late.term == present {
+		return l.Named(&store.Record{Kind: KindMeta}, errCount)
+	}
+	for _, r := range late.records {
+		shown, secret := *r, *r
+		shown.Shown, secret.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+		err := errors.Join(
+			anew(r.Shown, present, func() ([]byte, error) { return l.Box.OpenShown(&shown) }, func(plain []byte) error { return l.Box.SealShown(r, plain) }),
+			anew(r.Secret, present, func() ([]byte, error) { return l.Box.OpenSecret(&secret) }, func(plain []byte) error { return l.Box.SealSecret(r, plain) }))
+		if errors.Is(err, seal.ErrUnknownTerm) {
+			return errKeyGone
+		}
+		if err != nil {
+			return l.Named(r, Translate(err))
+		}
+	}
+	return nil
+}
+
+// errKeyGone is returned by a call that was stopped, after it had sealed a record, until the
+// key was destroyed, and by a call that puts records under a closed term each time.
+var errKeyGone = fmt.Errorf("%w: the key term of a record was retired before the record was written: call again", ErrUnavailable)
+
+// anew opens a part that is not under the present term, and seals it again.
+func anew(part []byte, present uint32, open func() ([]byte, error), seals func([]byte) error) error {
+	if term, sealed := seal.TermOf(part); !sealed || term == present {
+		return nil
+	}
+	plain, err := open()
+	if err != nil {
+		return err
+	}
+	defer clear(plain)
+	return seals(plain)
+}
+
+// countOf is the id of the record that counts the seals of a term. It is there from the
+// beginning of the term until the term is closed.
+func countOf(term uint32) uuid.UUID { return numbered(1, term) }
