@@ -4,23 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/keyfile"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
 // Steps kill their process at one of them.
-type steps struct{ left int }
+type steps struct{ left atomic.Int64 }
 
 func (s *steps) step() {
-	if s.left--; s.left == 0 {
+	if s.left.Add(-1) == 0 {
 		self, err := os.FindProcess(os.Getpid())
 		if err == nil {
 			err = self.Kill()
@@ -103,30 +108,48 @@ var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next 
 		_, err = v.RotateSeries(ctx, cardvault.SeriesAudit, nil)
 		return errors.Join(err, v.Close())
 	},
+	"retire": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+		v, err := cardvault.New(ctx, s, former, nil)
+		if err != nil {
+			return err
+		}
+		_, err = v.RotateKeys(ctx, nil)
+		for range 3 {
+			if err == nil {
+				err = v.RetireTerm(ctx, 1)
+			}
+			if errors.Is(err, cardvault.ErrTermInUse) {
+				err = v.Drain(ctx)
+			}
+			if _, child := os.LookupEnv(killedChild); child { // in a bubble
+				time.Sleep(25 * time.Hour)
+			}
+		}
+		return errors.Join(err, v.Close())
+	},
+}
+
+const killedChild = "CARDVAULT_KILLED"
+
+// kills returns how many processes a test kills: FAULTS, or 50, or fewer with -short.
+func kills(short int) int {
+	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
+		return n
+	}
+	if testing.Short() {
+		return short
+	}
+	return 50
 }
 
 // TestKeyringKilled kills a process at each step of what replaces a keyring, on a vault of
 // format 1. Every time one key opens the vault, all of it is there, and the call can be
 // repeated.
 func TestKeyringKilled(t *testing.T) {
-	const child = "CARDVAULT_KILLED"
 	formerKey, nextKey := goldenKey(), goldenKey()
 	nextKey[0] ^= 1
-	if call, ok := os.LookupEnv(child); ok {
-		var name, dir string
-		s := new(steps)
-		if _, err := fmt.Sscan(call, &name, &s.left, &dir); err != nil {
-			t.Fatal(err)
-		}
-		file, err := boltstore.Open(t.Context(), filepath.Join(dir, "cardvault.db"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		keys := func(key []byte) *cardvault.Keyring { return cardvault.WrappedBy(steppedKey{keyfile.NewKey(key), s}) }
-		if err := keyCalls[name](t.Context(), steppedStore{file, s}, keys(formerKey), keys(nextKey)); err != nil {
-			t.Fatal(err)
-		}
+	if call, ok := os.LookupEnv(killedChild); ok {
+		bubble.Test(t, func(t *testing.T) { killedCall(t, call, formerKey, nextKey) })
 		return
 	}
 
@@ -134,27 +157,67 @@ func TestKeyringKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			opened := map[bool]int{} // by the next key, after a kill
-			step, over := 1, false
-			for ; !over; step++ {
-				dir, f := unpackFormat1(t, "keybytes")
-				process := exec.Command(os.Args[0], "-test.run=^TestKeyringKilled$")
-				process.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", child, name, step, dir))
-				out, err := process.CombinedOutput()
-				over = err == nil
-				if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
-					t.Fatalf("step %d: %v\n%s", step, err, out)
+			n, most, at := 0, math.MaxInt, func(n int) int { return n + 1 }
+			if name == "retire" { // which has too many steps for each run of the tests
+				dir, _ := unpackFormat1(t, "keybytes")
+				out, steps := killedAt(t, name, dir, 0), 0
+				if _, err := fmt.Sscanf(out, "steps %d", &steps); err != nil {
+					t.Fatal(err, out)
 				}
+				most = kills(10)
+				at = func(n int) int { return n*max(steps, most)/most%steps + 1 }
+			}
 
+			for over := false; !over && n < most; n++ {
+				dir, f := unpackFormat1(t, "keybytes")
+				over = killedAt(t, name, dir, at(n)) != ""
 				opened[f.opensAfterKill(t, dir, formerKey, nextKey)]++
 				f.repeated(t, dir, name, mustKeyBytes(t, formerKey), mustKeyBytes(t, nextKey))
 			}
-			t.Logf("%d steps: %d times the former key opened the vault, %d times the next", step-2, opened[false], opened[true])
+			t.Logf("killed at %d steps: %d times the former key opened the vault, %d times the next", n, opened[false], opened[true])
 			moves := name == "open" || name == "change"
-			if step < 10 || opened[false] < 5 || moves != (opened[true] > 1) { // also when it was over
+			if n < 10 || opened[false] < 5 || moves != (opened[true] > 1) { // also when it was over
 				t.Error("the kills were not in between")
 			}
 		})
 	}
+}
+
+// killedAt makes a call in a process that is killed at a step. If it was not, the result is the
+// text of the process.
+func killedAt(t *testing.T, name, dir string, step int) string {
+	t.Helper()
+	process := exec.Command(os.Args[0], "-test.run=^TestKeyringKilled$")
+	process.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", killedChild, name, step, dir))
+	out, err := process.CombinedOutput()
+	if err == nil {
+		return string(out)
+	}
+	if strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic") {
+		t.Fatalf("step %d: %v\n%s", step, err, out)
+	}
+	return ""
+}
+
+// killedCall makes a call that is killed at a step.
+func killedCall(t *testing.T, call string, former, next []byte) {
+	var name, dir string
+	var left int64
+	if _, err := fmt.Sscan(call, &name, &left, &dir); err != nil {
+		t.Fatal(err)
+	}
+	file, err := boltstore.Open(t.Context(), filepath.Join(dir, "cardvault.db"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	s := new(steps)
+	s.left.Store(left)
+	keys := func(key []byte) *cardvault.Keyring { return cardvault.WrappedBy(steppedKey{keyfile.NewKey(key), s}) }
+	if err := keyCalls[name](t.Context(), steppedStore{file, s}, keys(former), keys(next)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("steps", -s.left.Load())
 }
 
 // opensAfterKill reports which one of two keys opens the vault, and reads all of it.

@@ -57,15 +57,9 @@ func TestResealKilled(t *testing.T) {
 		t.Fatal("it was not killed")
 	}
 
-	kills := 50
-	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
-		kills = n
-	} else if testing.Short() {
-		kills = 5
-	}
 	var dir string
 	var ids []uuid.UUID
-	for kill := range kills {
+	for kill := range kills(5) {
 		if kill%100 == 0 { // a keyring has room for 475 terms
 			dir, ids = filepath.Join(t.TempDir(), "vault"), nil
 			v := open(dir)
