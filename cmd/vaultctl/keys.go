@@ -225,6 +225,33 @@ func (c *cli) rotate() *cobra.Command {
 	}
 }
 
+func (c *cli) retire() *cobra.Command {
+	return &cobra.Command{
+		Use:   "retire TERM",
+		Short: "End a former key term, and destroy its key",
+		Long: "Retire closes a former key term for good: nothing is written under it any more. Its key is destroyed once no record is sealed under it and the time of idempotency keys is over. " +
+			"Until then the exit status is 3, and retire is repeated, or a server that works destroys the key.\n\n" +
+			"Backups from before have the key as long as their key file exists: change-key, and destroy the former one.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			term, err := strconv.ParseUint(args[0], 10, 32)
+			if err != nil {
+				return misuseError{errors.New("TERM is a number: see report")}
+			}
+			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+				err := v.RetireTerm(ctx, uint32(term))
+				if errors.Is(err, cardvault.ErrTermInUse) {
+					return finding{err}
+				}
+				if err != nil {
+					return err
+				}
+				return c.show(object{"destroyed": term}, fmt.Sprintf("The key of term %d is destroyed.\n", term))
+			})(cmd, args)
+		},
+	}
+}
+
 func (c *cli) changeKey() *cobra.Command {
 	var to, passphraseFile string
 	cmd := &cobra.Command{

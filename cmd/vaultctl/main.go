@@ -116,7 +116,7 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
-	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.report(), c.changeKey(),
+	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.changeKey(),
 		c.accounts(), c.approve(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }
