@@ -238,6 +238,7 @@ func (c *cli) retire() *cobra.Command {
 			if err != nil {
 				return misuseError{errors.New("TERM is a number: see report")}
 			}
+
 			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
 				err := v.RetireTerm(ctx, uint32(term))
 				if errors.Is(err, cardvault.ErrTermInUse) {

@@ -114,6 +114,7 @@ func (r *resealing) reads(ctx context.Context) (stop func() error) {
 				return
 			default:
 			}
+
 			if _, err := r.vault.Get(ctx, r.ids[rand.IntN(len(r.ids))]); err != nil {
 				ended <- fmt.Errorf("a read has failed: %w", err)
 				return
@@ -122,6 +123,7 @@ func (r *resealing) reads(ctx context.Context) (stop func() error) {
 			time.Sleep(time.Millisecond)
 		}
 	}()
+
 	return func() error {
 		close(over)
 		return <-ended

@@ -25,6 +25,7 @@ var (
 // writes anything under it. A term that is closed or destroyed stays as it is.
 func (l *Ledger) CloseTerm(ctx context.Context, number uint32) (is *seal.Term, err error) {
 	closes := false
+
 	err = l.alter(ctx, func(k *seal.Keys) (*seal.Keys, error) {
 		is, closes = k.Masters.Term(number), false
 		switch {
@@ -42,6 +43,7 @@ func (l *Ledger) CloseTerm(ctx context.Context, number uint32) (is *seal.Term, e
 		tx.Delete(KindMeta, countOf(number))
 		return l.config.Rotated(tx)
 	})
+
 	if closes && err == nil {
 		l.config.Log.Info("a key term was closed", "term", number)
 	}
@@ -137,6 +139,7 @@ func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
 	if late.term == present {
 		return l.Named(&store.Record{Kind: KindMeta}, errCount)
 	}
+
 	for _, r := range late.records {
 		shown, secret := *r, *r
 		shown.Shown, secret.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)

@@ -124,6 +124,7 @@ func (n *notary) Update(ctx context.Context, fn func(store.Tx) error) error {
 		n.before = nil
 		f()
 	}
+
 	var put []*store.Record
 	err := n.Store.Update(ctx, func(tx store.Tx) error {
 		w := &notaryTx{Tx: tx}
@@ -134,6 +135,7 @@ func (n *notary) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if err != nil {
 		return err
 	}
+
 	for _, r := range put {
 		for _, part := range [][]byte{r.Shown, r.Secret} {
 			if r.Kind > 1 && len(part) > 6 {
