@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/addresses"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/keytext"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -47,6 +49,11 @@ const (
 	ScopeWebhooksWrite          Scope = "webhooks:write"
 	ScopeAPIKeysRead            Scope = "api-keys:read"
 	ScopeAPIKeysWrite           Scope = "api-keys:write"
+	ScopeMerchantsRead          Scope = "merchants:read"
+
+	// ScopePaymentSecretsWrite rotates payment secrets. Its holder receives the new secret, and
+	// can open payment data that is encrypted under it.
+	ScopePaymentSecretsWrite Scope = "payment-secrets:write"
 )
 
 // allScopes is in the order in which keys store their scopes: new ones go last.
@@ -55,7 +62,7 @@ var allScopes = []Scope{
 	ScopeNetworkTokensProvision, ScopePaymentDataCreate, ScopePaymentDataRead,
 	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
 	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
-	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead,
+	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead, ScopeMerchantsRead, ScopePaymentSecretsWrite,
 }
 
 // AllScopes returns every scope.
@@ -69,7 +76,16 @@ type APIKey struct {
 	CreatedAt time.Time `wire:"created_at"`
 	ExpiresAt time.Time `wire:"expires_at"` // zero: never
 	Scopes    []Scope   `wire:"scopes"`
-	Account   uuid.UUID
+
+	// AddressRanges are the only networks from which the key may be used. Empty: everywhere.
+	// The ranges of its creators bound it too.
+	AddressRanges []netip.Prefix `wire:"address_ranges"`
+
+	// LastUsedAt is when the key last authenticated, rounded down to the hour but not below
+	// CreatedAt, and known a minute later. Zero: never. Only [Vault.APIKey] and lists have it.
+	LastUsedAt time.Time `wire:"last_used_at"`
+
+	Account uuid.UUID
 
 	// Root is the id of the first key of the chain of creators: its own id if no key made it.
 	// Calls of a key are counted for its root, so that a key gains nothing by making others.
@@ -80,8 +96,10 @@ type APIKey struct {
 	Text     APIKeyText
 	Replayed bool // CreateAPIKey has made it before, or EnsureAPIKey has found it
 
-	creators []uuid.UUID // row keys of the keys that made it, the root first; authenticated
-	digest   hidden      // SHA-256 of the 43 characters that carry the 256-bit secret
+	row      uuid.UUID
+	creators []uuid.UUID      // row keys of the keys that made it, the root first; authenticated
+	above    [][]netip.Prefix // ranges of each creator, once these are read
+	digest   hidden           // SHA-256 of the 43 characters that carry the 256-bit secret
 }
 
 // Has reports whether the key allows scope.
@@ -89,7 +107,8 @@ func (k *APIKey) Has(scope Scope) bool { return slices.Contains(k.Scopes, scope)
 
 // APIKeyOptions are the optional parts of an API key.
 type APIKeyOptions struct {
-	// TTL limits how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end.
+	// TTL limits how long the key lives, a second to [MaxAPIKeyTTL]. 0: no end, which only a
+	// sandbox allows. A live vault needs TTL or NotAfter.
 	TTL time.Duration
 
 	// Creator is the id of the key that makes this one, if one does. The new
@@ -97,9 +116,14 @@ type APIKeyOptions struct {
 	// and is revoked with it.
 	Creator uuid.UUID
 
-	// NotAfter, if set, is the latest end of the key. A key with a past end never
-	// authenticates.
+	// NotAfter, if set, is the latest end of the key, in a live vault at most [MaxAPIKeyTTL]
+	// from now unless TTL is set. A key with a past end never authenticates.
 	NotAfter time.Time
+
+	// AddressRanges are the only networks from which the key may be used, at most
+	// [MaxAddressRanges]: Authenticate compares [Actor.Address]. Each must lie in one of the
+	// creator's, if it has any. Empty: the creator's, or everywhere.
+	AddressRanges []netip.Prefix
 
 	IdempotencyKey string // see the package comment
 }
@@ -116,10 +140,25 @@ func checkAPIKey(label string, scopes []Scope, opts *APIKeyOptions) error {
 		errs = append(errs, &FieldError{"Scopes", invalid.Enum, "must name known scopes"})
 	}
 	if opts != nil {
-		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL))
+		_, ranges := addresses.Tidy(opts.AddressRanges)
+		errs = append(errs, checkTTL("TTL", opts.TTL, MaxAPIKeyTTL), broken("AddressRanges", ranges))
 	}
 
 	return errors.Join(errs...)
+}
+
+// checkEnd returns a FieldError for a new key of a live vault without an end, or whose end
+// is too far away.
+func (o *APIKeyOptions) checkEnd(m Mode) error {
+	switch {
+	case m != Live || o.TTL != 0:
+		return nil
+	case o.NotAfter.IsZero():
+		return &FieldError{"TTL", invalid.Required, "is required in live mode, or NotAfter"}
+	case time.Until(o.NotAfter) > MaxAPIKeyTTL:
+		return &FieldError{"NotAfter", invalid.OutOfRange, fmt.Sprintf("must be at most %v from now", MaxAPIKeyTTL)}
+	}
+	return nil
 }
 
 // An APIKeyText authenticates as an API key: it is the value of the header x-api-key.
@@ -146,14 +185,14 @@ func (t APIKeyText) Text() string { return string(hiding.Of(t)) }
 // at the end of the longest chain; ErrQuotaExceeded; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAPIKey(ctx context.Context, label string, scopes []Scope, opts *APIKeyOptions) (_ *APIKey, err error) {
 	defer v.doing(ctx, "create API key", &err)
-	if err := checkAPIKey(label, scopes, opts); err != nil {
-		return nil, err
-	}
-
-	asked := newAPIKey(label, scopes)
 	if opts == nil {
 		opts = new(APIKeyOptions)
 	}
+	if err := errors.Join(checkAPIKey(label, scopes, opts), opts.checkEnd(v.opts.Mode)); err != nil {
+		return nil, err
+	}
+
+	asked := newAPIKey(label, scopes, opts)
 	call := replay.Request{Operation: opCreateAPIKey, Key: opts.IdempotencyKey, Body: func() []byte { return asked.canonical(opts) }}
 	again := replay.Reopen(ctx, v.rows, kindAPIKey, apiKeys{v.rows}.living, func(k *APIKey) { k.Replayed = true })
 	return once(ctx, v, call, again, func(c *replay.Call) (*APIKey, error) {
@@ -195,7 +234,7 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 		return nil, err
 	}
 
-	asked := newAPIKey(label, scopes)
+	asked := newAPIKey(label, scopes, opts)
 	digest := sha256.Sum256([]byte(secret))
 	given := &store.Record{Kind: kindGivenKey, ID: uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "given_key", digest[:])), Account: v.rows.ID, Version: 1}
 	return ledger.Retry(ctx, func() (*APIKey, error) {
@@ -203,10 +242,13 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 		switch {
 		case err != nil:
 			return nil, err
-		case is != nil && (!slices.Equal(is.Scopes, asked.Scopes) || apiKeys{v.rows}.maker(is) != opts.Creator):
+		case is != nil && (!slices.Equal(is.Scopes, asked.Scopes) || !is.bounded(&asked, opts.Creator) || apiKeys{v.rows}.maker(is) != opts.Creator):
 			return nil, ErrAPIKeyDiffers
 		case is != nil:
 			return is, nil
+		}
+		if err := opts.checkEnd(v.opts.Mode); err != nil {
+			return nil, err
 		}
 
 		k := asked
@@ -224,9 +266,17 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 	})
 }
 
-// newAPIKey returns a key that is not described yet, with its scopes in order.
-func newAPIKey(label string, scopes []Scope) APIKey {
+// bounded reports whether a key has the address ranges that are asked for. Without any, a
+// key below another has the ranges of its creator.
+func (k *APIKey) bounded(asked *APIKey, creator uuid.UUID) bool {
+	inherits := len(asked.AddressRanges) == 0 && creator != uuid.Nil
+	return inherits || slices.Equal(k.AddressRanges, asked.AddressRanges)
+}
+
+// newAPIKey returns a key that is not described yet, with its scopes and ranges in order.
+func newAPIKey(label string, scopes []Scope, opts *APIKeyOptions) APIKey {
 	k := APIKey{Label: label}
+	k.AddressRanges, _ = addresses.Tidy(opts.AddressRanges)
 	for _, s := range allScopes {
 		if slices.Contains(scopes, s) {
 			k.Scopes = append(k.Scopes, s)
@@ -243,7 +293,11 @@ func (k *APIKey) canonical(opts *APIKeyOptions) []byte {
 	}
 	b = tlv.AppendUint(b, 3, uint64(opts.TTL))
 	b = tlv.Append(b, 4, opts.Creator[:])
-	return tlv.AppendTime(b, 5, opts.NotAfter)
+	b = tlv.AppendTime(b, 5, opts.NotAfter)
+	for _, p := range k.AddressRanges {
+		b = tlv.Append(b, 6, p.String())
+	}
+	return b
 }
 
 // complete sets what a new key is beyond label and scopes, and returns its row key.
@@ -310,15 +364,35 @@ func (k *APIKey) endBy(at time.Time) {
 	}
 }
 
-// putBelow puts a key below its creator, which it can exceed neither in scopes nor in
-// time.
+// putBelow puts a key below its creator, which it can exceed neither in scopes nor in time
+// nor in addresses.
 func (k *APIKey) putBelow(by *APIKey) error {
 	if slices.ContainsFunc(k.Scopes, func(s Scope) bool { return !by.Has(s) }) {
 		return ErrInsufficientScope
 	}
 	k.endBy(by.ExpiresAt)
+	if len(k.AddressRanges) == 0 {
+		k.AddressRanges = by.AddressRanges
+	} else if err := k.checkRanges(by.bounds()); err != nil {
+		return err
+	}
 	if k.Root, k.creators = by.Root, by.creators; len(k.creators) >= MaxAPIKeyDepth {
 		return ErrAPIKeyDepth
+	}
+	return nil
+}
+
+// bounds returns the ranges that a key below k cannot leave. The creators of k have been read.
+func (k *APIKey) bounds() [][]netip.Prefix {
+	return append(slices.Clip(k.above), k.AddressRanges)
+}
+
+// checkRanges returns a FieldError for ranges that are not within all of bounds.
+func (k *APIKey) checkRanges(bounds [][]netip.Prefix) error {
+	for _, outer := range bounds {
+		if !addresses.Within(k.AddressRanges, outer) {
+			return &FieldError{"AddressRanges", invalid.OutOfRange, "must lie within the ranges that bound the key"}
+		}
 	}
 	return nil
 }
@@ -399,9 +473,9 @@ func (s apiKeys) creatorsOf(tx store.ReadTx, k *APIKey) (chain []*store.Record, 
 	return chain, nil
 }
 
-// checkCreators returns ErrNotFound for a key if one of its creators was revoked or has
-// lapsed. This check revokes a key together with all its descendants, however many these
-// are.
+// checkCreators reads the creators of a key, and returns ErrNotFound if one was revoked or
+// has lapsed. This check revokes a key together with all its descendants, however many these
+// are, and binds them to its ranges.
 func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 	if len(k.creators) == 0 {
 		return nil
@@ -416,6 +490,7 @@ func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 		return err
 	}
 
+	k.above = nil
 	for i, r := range chain {
 		by, err := s.open(ctx, r)
 		if err != nil {
@@ -424,6 +499,7 @@ func (s apiKeys) checkCreators(ctx context.Context, k *APIKey) error {
 		if !slices.Equal(by.creators, k.creators[:i]) {
 			return fmt.Errorf("%w: the creators of an API key are not those of its creator", ErrDamaged)
 		}
+		k.above = append(k.above, by.AddressRanges)
 	}
 	return nil
 }
@@ -455,7 +531,55 @@ func (v *Vault) AllAPIKeys(ctx context.Context, opts *ListOptions) iter.Seq2[*AP
 }
 
 func listedApiKeys(v *Vault, opts *ListOptions) *listed[*APIKey] {
-	return listedBy(opts, "list API keys", listing.List[*APIKey]{Rows: v.rows, Kind: kindAPIKey, Open: apiKeys{v.rows}.open})
+	uses := map[uuid.UUID]*store.Record{} // by row key
+	return listedBy(opts, "list API keys", listing.List[*APIKey]{
+		Rows: v.rows, Kind: kindAPIKey,
+		Open: func(ctx context.Context, r *store.Record) (*APIKey, error) {
+			return shownAPIKey(ctx, v, r, uses[r.ID])
+		},
+		Also: []func(store.ReadTx, *store.List) error{func(tx store.ReadTx, list *store.List) error {
+			clear(uses)
+			return v.uses.Read(tx, list, uses)
+		}},
+	})
+}
+
+// APIKey returns an API key, without its text. The error is ErrNotFound for an id that the
+// account does not have.
+func (v *Vault) APIKey(ctx context.Context, id uuid.UUID) (_ *APIKey, err error) {
+	defer v.doing(ctx, "get API key", &err, id)
+	_, k, err := readAPIKey(ctx, v, id)
+	return k, err
+}
+
+// readAPIKey returns an API key with its last use, and its record.
+func readAPIKey(ctx context.Context, v *Vault, id uuid.UUID) (*store.Record, *APIKey, error) {
+	r, err := v.rows.Get(ctx, kindAPIKey, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	uses := map[uuid.UUID]*store.Record{}
+	err = v.rows.View(ctx, func(tx store.ReadTx) error {
+		clear(uses)
+		return v.uses.Read(tx, &store.List{Records: []*store.Record{r}}, uses)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := shownAPIKey(ctx, v, r, uses[r.ID])
+	return r, k, err
+}
+
+// shownAPIKey returns an API key with its last use, whose record may be nil.
+func shownAPIKey(ctx context.Context, v *Vault, r, use *store.Record) (*APIKey, error) {
+	k, err := apiKeys{v.rows}.open(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if k.LastUsedAt, err = v.uses.Open(ctx, use); err == nil && !k.LastUsedAt.IsZero() && k.LastUsedAt.Before(k.CreatedAt) {
+		k.LastUsedAt = k.CreatedAt // in the hour in which it was made
+	}
+	return k, err
 }
 
 // DeleteAPIKey revokes an API key and all its descendants, at once: the keys that it made,
@@ -489,6 +613,80 @@ func (v *Vault) DeleteAPIKeyBy(ctx context.Context, by, id uuid.UUID) (err error
 	return v.DeleteAPIKey(ctx, id)
 }
 
+// An APIKeyUpdate changes an API key.
+type APIKeyUpdate struct {
+	// AddressRanges are the ranges that the key has from now on, as in [APIKeyOptions]. They
+	// must lie in the ranges of each creator. If empty, the key has the ranges of its creator, or
+	// none. The change holds for the next call in each process, for the keys below too: these
+	// keep ranges of their own, and a caller must be within all of them.
+	AddressRanges []netip.Prefix
+}
+
+// UpdateAPIKey changes the address ranges of an API key, and returns the key.
+//
+// Errors: FieldErrors; ErrNotFound for an id that the account does not have, and for a key
+// with a revoked creator.
+func (v *Vault) UpdateAPIKey(ctx context.Context, id uuid.UUID, u APIKeyUpdate) (_ *APIKey, err error) {
+	defer v.doing(ctx, "update API key", &err, id)
+	return updateAPIKey(ctx, v, id, u, nil)
+}
+
+// UpdateAPIKeyBy is UpdateAPIKey on behalf of the key whose id is by: it changes the ranges of
+// the keys below it, and narrows its own. Any other id is ErrNotFound.
+func (v *Vault) UpdateAPIKeyBy(ctx context.Context, by, id uuid.UUID, u APIKeyUpdate) (_ *APIKey, err error) {
+	defer v.doing(ctx, "update API key", &err, id)
+	return updateAPIKey(ctx, v, id, u, &by)
+}
+
+func updateAPIKey(ctx context.Context, v *Vault, id uuid.UUID, u APIKeyUpdate, by *uuid.UUID) (*APIKey, error) {
+	ranges, refused := addresses.Tidy(u.AddressRanges)
+	if refused != nil {
+		return nil, broken("AddressRanges", refused)
+	}
+
+	return ledger.Retry(ctx, func() (*APIKey, error) {
+		r, k, err := readAPIKey(ctx, v, id)
+		if err != nil {
+			return nil, err
+		}
+		if err := (apiKeys{v.rows}).checkCreators(ctx, k); err != nil {
+			return nil, err
+		}
+		itself := by != nil && *by == id
+		if by != nil && !itself && !slices.Contains(k.creators, v.rows.Unmask(kindAPIKey, *by)) {
+			return nil, ErrNotFound
+		}
+		if err := k.bind(ranges, itself); err != nil {
+			return nil, err
+		}
+
+		r.Version++
+		if err := v.rows.SealShown(r, k.encode()); err != nil {
+			return nil, err
+		}
+		return k, v.rows.Write(ctx, opUpdateAPIKey, id, func(tx store.Tx) error {
+			if _, err := (apiKeys{v.rows}).creatorsOf(tx, k); err != nil {
+				return err // revoked meanwhile
+			}
+			tx.Put(r)
+			return nil
+		})
+	})
+}
+
+// bind gives a key other ranges, within the ranges of its creators, which have been read, and
+// within its own if narrower.
+func (k *APIKey) bind(ranges []netip.Prefix, narrower bool) error {
+	bounds := k.above
+	if narrower {
+		bounds = k.bounds()
+	} else if n := len(k.above); len(ranges) == 0 && n > 0 {
+		ranges, bounds = k.above[n-1], nil
+	}
+	k.AddressRanges = ranges
+	return k.checkRanges(bounds)
+}
+
 // A Principal is the caller that an API key authenticates.
 type Principal struct {
 	Key     *APIKey
@@ -496,7 +694,8 @@ type Principal struct {
 }
 
 // Authenticate returns the principal of an API key's text, in any account. The error is
-// ErrUnauthenticated for every text that is not a valid key.
+// ErrUnauthenticated for every text that is not a valid key, and for a key with address
+// ranges unless the [Actor.Address] of ctx is in one of them.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer v.whole().doing(ctx, "authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
@@ -505,16 +704,39 @@ func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err
 	}
 
 	// A kept principal is found by the whole text alone: a wrong one takes as long as ever.
-	p, err := v.principals.Of(ctx, sha256.Sum256([]byte(key)), func() (*Principal, error) {
-		return readPrincipal(ctx, v, short, sha256.Sum256([]byte(secret)))
-	})
+	at := now()
+	read := func() (*Principal, error) {
+		return readPrincipal(ctx, v, short, sha256.Sum256([]byte(secret)), at)
+	}
+	p, err := v.principals.Of(ctx, sha256.Sum256([]byte(key)), read)
 	if err != nil {
 		return nil, err
 	}
-	if end := p.Key.ExpiresAt; !end.IsZero() && !end.After(now()) {
+	if !p.Key.admits(ctx) {
+		// It is kept for callers inside. For one outside it is read once more, which takes as
+		// long as for a wrong secret.
+		if _, err := read(); err != nil {
+			return nil, err
+		}
 		return nil, ErrUnauthenticated
 	}
+	if end := p.Key.ExpiresAt; !end.IsZero() && !end.After(at) {
+		return nil, ErrUnauthenticated
+	}
+	v.uses.Note(p.Key.Account, p.Key.row, at)
 	return p.clone(), nil
+}
+
+// admits reports whether the caller of a context is where the key may be used, as far as the
+// ranges have been read that bound it.
+func (k *APIKey) admits(ctx context.Context) bool {
+	a, _ := ctx.Value(actorKey{}).(Actor)
+	for _, ranges := range k.above {
+		if !addresses.Admit(ranges, a.Address) {
+			return false
+		}
+	}
+	return addresses.Admit(k.AddressRanges, a.Address)
 }
 
 // clone returns a copy of p that shares no memory with it that can be changed.
@@ -525,14 +747,14 @@ func (p *Principal) clone() *Principal {
 		account Account
 	}{key: *p.Key, account: *p.Account}
 	c.Key, c.Account = &c.key, &c.account
-	c.key.Scopes, c.account.ProviderAccounts = slices.Clone(c.key.Scopes), slices.Clone(c.account.ProviderAccounts)
+	c.key.Scopes, c.key.AddressRanges = slices.Clone(c.key.Scopes), slices.Clone(c.key.AddressRanges)
+	c.account.ProviderAccounts = slices.Clone(c.account.ProviderAccounts)
 	return &c.Principal
 }
 
 // readPrincipal returns the principal of an API key with a short id and the digest of a
-// secret.
-func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte) (*Principal, error) {
-	at := now()
+// secret. A right secret from outside the ranges of its key is treated like a wrong one.
+func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size]byte, at time.Time) (*Principal, error) {
 	found, damaged, err := v.ledger.FindOwned(ctx, kindAPIKey, []byte(short), 16, v.decoy.account)
 	if err != nil {
 		return nil, err
@@ -547,8 +769,18 @@ func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size
 		if err != nil {
 			return nil, err
 		}
-		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) == 1 && ledger.Lives(c.Record, at) {
-			return v.principal(ctx, k, c.Account)
+		if subtle.ConstantTimeCompare(hiding.Of(k.digest), sum[:]) != 1 || !ledger.Lives(c.Record, at) {
+			continue
+		}
+		if k.admits(ctx) {
+			p, err := v.principal(ctx, k, c.Account)
+			if err != nil || k.admits(ctx) { // its creators too, which have been read now
+				return p, err
+			}
+		}
+		if v.outside.Now() {
+			a, _ := ctx.Value(actorKey{}).(Actor)
+			v.log.Warn("API key was used from outside its address ranges", "key", k.ID, "account", k.Account, "address", a.Address, "request_id", a.RequestID)
 		}
 	}
 	if damaged != nil {
@@ -635,6 +867,8 @@ const (
 	keyLabel
 	keyScopes // bytes that are indexes of allScopes
 	keyDigest
+	keyRange         // and its length, in binary form
+	keyBoundedDigest // in place of keyDigest if there are ranges: see decode
 )
 
 func (k *APIKey) encode() []byte {
@@ -647,13 +881,19 @@ func (k *APIKey) encode() []byte {
 		}
 	}
 	b = tlv.Append(b, keyScopes, scopes)
-	b = tlv.Append(b, keyDigest, hiding.Of(k.digest))
+	digest := byte(keyDigest)
+	for _, p := range k.AddressRanges {
+		text, _ := p.MarshalBinary() // a range always has a binary form
+		b = tlv.Append(b, keyRange, text)
+		digest = keyBoundedDigest
+	}
+	b = tlv.Append(b, digest, hiding.Of(k.digest))
 	return tlv.Pad(b, 64, 0)
 }
 
 // describe returns the API key of a record as its columns have it.
 func (s apiKeys) describe(rec *store.Record) *APIKey {
-	k := &APIKey{ID: s.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
+	k := &APIKey{row: rec.ID, ID: s.Mask(kindAPIKey, rec.ID), Account: rec.Account, CreatedAt: rowkey.Time(rec.ID), creators: creatorRows(rec)}
 	k.Root = k.ID
 	if len(k.creators) > 0 {
 		k.Root = s.Mask(kindAPIKey, k.creators[0])
@@ -670,7 +910,11 @@ func (s apiKeys) open(ctx context.Context, rec *store.Record) (*APIKey, error) {
 	return k, s.Named(rec, k.decode(plain))
 }
 
+// decode reads what encode has written. The digest of a key with address ranges has a tag of
+// its own: a former version, which passes over ranges, finds such a key damaged and never
+// authenticates it.
 func (k *APIKey) decode(plain []byte) error {
+	bounded := false
 	r := tlv.Read(plain)
 	for r.Next() {
 		switch r.Tag {
@@ -685,12 +929,19 @@ func (k *APIKey) decode(plain []byte) error {
 					k.Scopes = append(k.Scopes, allScopes[i])
 				}
 			}
-		case keyDigest:
+		case keyDigest, keyBoundedDigest:
 			k.digest = hiding.New(r.Value)
+			bounded = r.Tag == keyBoundedDigest
+		case keyRange:
+			var p netip.Prefix
+			if p.UnmarshalBinary(r.Value) != nil || !p.IsValid() {
+				return fmt.Errorf("%w: address range cannot be read", ErrDamaged)
+			}
+			k.AddressRanges = append(k.AddressRanges, p)
 		}
 	}
 
-	if len(hiding.Of(k.digest)) != sha256.Size {
+	if len(hiding.Of(k.digest)) != sha256.Size || bounded != (len(k.AddressRanges) > 0) {
 		return fmt.Errorf("%w: API key cannot be read", ErrDamaged)
 	}
 	return ledger.ReadError(&r)

@@ -1,11 +1,13 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/credential"
@@ -112,7 +114,8 @@ type PaymentData struct {
 	// Encrypted is a JWE in compact form, which [receive.OpenPaymentData] opens with the
 	// shared secret of the merchant. It is "" unless Success, and once
 	// [Options.PaymentDataRetention] has passed, 24 hours by default: the payment is made
-	// by then, and the record shows that it could be.
+	// by then, and the record shows that it could be. It is also "" once its secret is none
+	// of [Merchant.Secrets] any more.
 	Encrypted string `wire:"encrypted_authentication_data"`
 
 	// Failures give the reasons for a missing cryptogram. Empty if Success.
@@ -231,22 +234,20 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		NetworkTransactionID: r.NetworkTransactionID,
 	}
 
-	secret := m.secret(now())
-	if f := v.forbids(h, a, p, secret != nil || take != nil); f != nil {
+	var got *network.Cryptogram // that the merchant has to open
+	if f := v.forbids(h, a, p, m.secret(now()) != nil || take != nil); f != nil {
 		p.Failures = []Failure{*f}
 	} else if err = c.Claim(ctx, row); err == nil {
-		err = v.askCryptogram(ctx, h, p, func(got *network.Cryptogram) (err error) {
-			if take != nil {
-				take(got)
-				return nil
-			}
-			p.Encrypted, err = encrypt(got, secret)
-			return err
-		})
+		if take == nil {
+			take = func(c *network.Cryptogram) { got = c }
+		}
+		err = v.askCryptogram(ctx, h, p, take)
 	}
 
 	if err == nil {
-		err = paymentsOf(v.rows, h.token.edition).store(ctx, v, h.card, row, p, a.quotas.PaymentData, c)
+		err = m.address(ctx, v, p, got, func(current func(store.ReadTx) error) error {
+			return paymentsOf(v.rows, h.token.edition).store(ctx, v, h.card, row, p, a.quotas.PaymentData, current, c)
+		})
 	}
 	if errors.Is(err, store.ErrConflict) { // no reason to ask the network again
 		err = fmt.Errorf("%w: %v", ErrUnavailable, err)
@@ -260,6 +261,44 @@ func (v *Vault) pay(ctx context.Context, h *holding, r *PaymentRequest, c *repla
 		lookSoon(ctx, v, h.card.ID)
 	}
 	return p, nil
+}
+
+// errRotated is returned in a transaction that finds the secrets of a merchant changed.
+var errRotated = fmt.Errorf("%w: secrets of the merchant have changed", ledger.ErrAgain)
+
+// address encrypts a cryptogram for the merchant into p, if there is one, and calls put. The
+// transaction of put calls current, so that a secret is not used once it is revoked: the
+// network may have taken seconds to answer.
+func (m *Merchant) address(ctx context.Context, v *Vault, p *PaymentData, c *network.Cryptogram, put func(current func(store.ReadTx) error) error) error {
+	for {
+		if c != nil {
+			secret := m.secret(now())
+			if secret == nil {
+				return fmt.Errorf("%w: merchant without a secret", ErrDamaged) // it had one, and none loses its last
+			}
+			var err error
+			if p.Encrypted, err = encrypt(c, secret); err != nil {
+				return err
+			}
+		}
+
+		err := put(func(tx store.ReadTx) error {
+			if c == nil {
+				return nil
+			}
+			is, err := v.rows.Find(tx, kindMerchant, m.row)
+			if err == nil && is.Version != m.version {
+				err = errRotated
+			}
+			return err
+		})
+		if !errors.Is(err, errRotated) || ctx.Err() != nil {
+			return err
+		}
+		if _, m, err = (merchants{v.rows}).get(ctx, m.ID); err != nil {
+			return err
+		}
+	}
 }
 
 // checkPayment returns a FieldError for each value that breaks a rule, an unknown merchant
@@ -285,14 +324,11 @@ func (s merchants) payee(ctx context.Context, id uuid.UUID, a *standing) (*Merch
 	if id == uuid.Nil {
 		id = a.merchant
 	}
-	r, err := s.Get(ctx, kindMerchant, id)
+	_, m, err := s.get(ctx, id)
 	if errors.Is(err, ErrNotFound) {
 		return nil, unknownMerchant()
 	}
-	if err != nil {
-		return nil, err
-	}
-	return s.open(ctx, r)
+	return m, err
 }
 
 // secret returns the shared secret that is used at a time, or nil.
@@ -335,7 +371,7 @@ func (v *Vault) forbids(h *holding, a *standing, p *PaymentData, addressed bool)
 
 // askCryptogram asks the network for the cryptogram of p, passes it to take, and sets the
 // outcome. An error means that p has none.
-func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, take func(*network.Cryptogram) error) error {
+func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, take func(*network.Cryptogram)) error {
 	var got *network.Cryptogram
 	err := v.ask(ctx, func(ctx context.Context) (err error) {
 		if got, err = v.callForPayment(ctx, h, p); err != nil {
@@ -358,7 +394,8 @@ func (v *Vault) askCryptogram(ctx context.Context, h *holding, p *PaymentData, t
 	}
 
 	p.Success = true
-	return take(got)
+	take(got)
+	return nil
 }
 
 // callForPayment asks the network for the cryptogram of p, or for the network token alone if
@@ -465,11 +502,14 @@ func (p *PaymentData) fields(f *tlv.Fields) {
 }
 
 // payments are the records of payment data of an account.
-type payments struct{ paymentdata.Records }
+type payments struct {
+	paymentdata.Records
+	merchants map[uuid.UUID]*Merchant // that were read
+}
 
 // paymentsOf returns the payment data of tokens whose card numbers have an edition.
 func paymentsOf(rows ledger.Account, edition uint64) payments {
-	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE, Edition: edition}}
+	return payments{paymentdata.Records{Account: rows, Data: kindPaymentData, JWEs: kindPaymentJWE, Edition: edition}, map[uuid.UUID]*Merchant{}}
 }
 
 // open returns the payment data of a record, without the JWE.
@@ -485,10 +525,11 @@ func (s payments) open(ctx context.Context, rec *store.Record) (*PaymentData, er
 	return p, err
 }
 
-// store writes p, of a token as it was read.
-func (s payments) store(ctx context.Context, v *Vault, token *store.Record, row uuid.UUID, p *PaymentData, most int, c *replay.Call) error {
+// store writes p, of a token as it was read, unless current returns an error.
+func (s payments) store(ctx context.Context, v *Vault, token *store.Record, row uuid.UUID, p *PaymentData, most int, current func(store.ReadTx) error, c *replay.Call) error {
 	e := &paymentdata.Entry{
-		Token: token, Row: row, ID: p.ID, Plain: tlv.Encode(p.fields), Success: p.Success, JWE: p.Encrypted, Most: most, Also: c.Put,
+		Token: token, Row: row, ID: p.ID, Plain: tlv.Encode(p.fields), Success: p.Success, JWE: p.Encrypted, Most: most,
+		Also: func(tx store.Tx) error { return cmp.Or(current(tx), c.Put(tx)) },
 	}
 	if v.opts.PaymentDataRetention != NoRetention {
 		e.Until = now().Add(v.opts.PaymentDataRetention)
@@ -508,10 +549,33 @@ func (s payments) store(ctx context.Context, v *Vault, token *store.Record, row 
 // repeated returns the payment data of an idempotent answer.
 func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, error) {
 	p, err := replay.Reopen(ctx, s.Account, kindPaymentData, s.open, func(p *PaymentData) { p.Replayed = true })(answer)
-	if err == nil {
-		p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]))
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]))
+	return p, errors.Join(err, s.withhold(ctx, p))
+}
+
+// withhold removes encrypted data from p unless it can be opened with a secret that the
+// merchant has still: a thief of a revoked secret must not find it.
+func (s payments) withhold(ctx context.Context, p *PaymentData) error {
+	if p.Encrypted == "" {
+		return nil
+	}
+	m := s.merchants[p.Merchant]
+	if m == nil {
+		var err error
+		if _, m, err = (merchants{s.Account}).get(ctx, p.Merchant); err != nil {
+			return err
+		}
+		s.merchants[p.Merchant] = m
+	}
+
+	id := credential.SecretID(p.Encrypted)
+	if !slices.ContainsFunc(m.Secrets, func(s PaymentSecret) bool { return s.KeyID == id }) {
+		p.Encrypted = ""
+	}
+	return nil
 }
 
 // PaymentData returns the payment data with an id, of a token. The error is ErrNotFound
@@ -539,6 +603,9 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 	if p.Encrypted, err = all.JWE(ctx, r.ID); err != nil {
 		return nil, err
 	}
+	if err := all.withhold(ctx, p); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -560,7 +627,9 @@ func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*Pa
 	open := func(ctx context.Context, r *store.Record) (*PaymentData, error) {
 		p, err := all.open(ctx, r)
 		if jwe := kept[r.ID]; err == nil && jwe != nil {
-			p.Encrypted, err = all.OpenJWE(ctx, jwe)
+			if p.Encrypted, err = all.OpenJWE(ctx, jwe); err == nil {
+				err = all.withhold(ctx, p)
+			}
 		}
 		return p, err
 	}
@@ -577,6 +646,7 @@ func listedPaymentData(v *Vault, token uuid.UUID, opts *ListOptions) *listed[*Pa
 		},
 		Also: []func(store.ReadTx, *store.List) error{func(tx store.ReadTx, list *store.List) error {
 			clear(kept)
+			clear(all.merchants)
 			return all.Kept(tx, list, kept)
 		}},
 	})

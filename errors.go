@@ -119,9 +119,9 @@ var (
 	ErrAPIKeyRevoked = errors.New("cardvault: API key with this text was revoked or has expired: generate another text")
 
 	// ErrAPIKeyDiffers is returned by EnsureAPIKey for the text of a key that has another
-	// account, creator or other scopes. The key stays as it is: revoke it, and make
-	// another text.
-	ErrAPIKeyDiffers = errors.New("cardvault: API key with this text has another account, another creator or other scopes")
+	// account, another creator, other scopes or other address ranges. The key stays as it is:
+	// revoke it and make another text, or change its ranges by UpdateAPIKey.
+	ErrAPIKeyDiffers = errors.New("cardvault: API key with this text has another account, another creator, other scopes or other address ranges")
 
 	// ErrUnauthenticated is returned by Authenticate for any text that is not a valid API
 	// key: malformed, unknown, revoked or expired.

@@ -207,7 +207,7 @@ func ExampleVault_EnsureAPIKey() {
 		if _, err := v.EnsureMerchant(ctx, "shop", nil); err != nil {
 			return nil, err
 		}
-		_, err = v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+		_, err = v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		return v, err
 	}
 

@@ -66,7 +66,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		v := vaultOn(t, s)
 		token := imported(t, v)
 		refresh(t.Context(), v, token.ID)
-		root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+		root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range n {
-			if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+			if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -207,12 +207,12 @@ func TestFamilyOfTwoJobs(t *testing.T) {
 	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(3000)}}); err != nil {
 		t.Fatal(err)
 	}
-	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
+	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 1800 {
-		if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+		if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 
 // families says how records belong together. A kind that is missing has no parent.
 var families = ledger.Families{
-	kindAPIKey:      {Made: createdBy},
+	kindAPIKey:      {Made: createdBy, With: kindKeyUse},
+	kindKeyUse:      {Beside: kindAPIKey},
 	kindAnswer:      {Parent: kindToken},
 	kindPaymentData: {Parent: kindToken},
 	kindPaymentJWE:  {Parent: kindToken, Beside: kindPaymentData},

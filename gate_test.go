@@ -119,7 +119,7 @@ func (l *lab) flood(v *cardvault.Vault, n int, done func()) {
 func TestFloodOfOne(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud, quiet := l.newAccount(), l.newAccount()
-		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		l.must(err)
 		const most = 3 // two groups are at the store, the next has one of each account
 		s.hold(l)
@@ -149,7 +149,7 @@ func TestFloodOfOne(t *testing.T) {
 func TestFloodOfConsumes(t *testing.T) {
 	inGate(t, func(l *lab, s *stepper) {
 		loud := l.newAccount()
-		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), nil)
+		key, err := loud.CreateAPIKey(l.Context(), "stolen", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		l.must(err)
 		var cards []uuid.UUID
 		for range 2048 {

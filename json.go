@@ -32,6 +32,12 @@ func (w Webhook) MarshalJSON() ([]byte, error) { return wire.Append(nil, &w), ni
 // MarshalJSON writes a delivery as REST lists it.
 func (d DeliveryRecord) MarshalJSON() ([]byte, error) { return wire.Append(nil, &d), nil }
 
+// MarshalJSON writes a merchant as REST lists it: without the values of its secrets.
+func (m Merchant) MarshalJSON() ([]byte, error) { return wire.Append(nil, &m), nil }
+
+// MarshalJSON writes a payment secret as it is in a merchant: without its value.
+func (s PaymentSecret) MarshalJSON() ([]byte, error) { return wire.Append(nil, &s), nil }
+
 // MarshalJSON writes an API key as REST lists it: without its text.
 func (k APIKey) MarshalJSON() ([]byte, error) { return wire.Append(nil, &k), nil }
 
@@ -55,6 +61,12 @@ func (w *Webhook) UnmarshalJSON(data []byte) error { return wire.Read("webhook",
 
 // UnmarshalJSON reads a delivery as MarshalJSON writes it.
 func (d *DeliveryRecord) UnmarshalJSON(data []byte) error { return wire.Read("delivery", data, d) }
+
+// UnmarshalJSON reads a merchant as MarshalJSON writes it.
+func (m *Merchant) UnmarshalJSON(data []byte) error { return wire.Read("merchant", data, m) }
+
+// UnmarshalJSON reads a payment secret as MarshalJSON writes it.
+func (s *PaymentSecret) UnmarshalJSON(data []byte) error { return wire.Read("payment secret", data, s) }
 
 // UnmarshalJSON reads an API key as MarshalJSON writes it.
 func (k *APIKey) UnmarshalJSON(data []byte) error { return wire.Read("API key", data, k) }

@@ -59,7 +59,7 @@ func inShop(t *testing.T, s store.Store, f func(s *shop)) {
 		s.carol = imports(s.Vault, visa, "carol")
 		s.theirs = imports(s.other, mastercard, "alice")
 		makes := func(v *cardvault.Vault, creator uuid.UUID) *cardvault.APIKey {
-			k, err := v.CreateAPIKey(ctx, "a key", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: creator})
+			k, err := v.CreateAPIKey(ctx, "a key", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: creator})
 			s.must(err)
 			s.texts = append(s.texts, k.Text)
 			return k

@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -24,22 +25,25 @@ import (
 
 // Payment cryptograms are requested for a Merchant. Every account has a primary one.
 type Merchant struct {
-	ID        uuid.UUID
-	CreatedAt time.Time
-	Name      string // 1 to 255 characters
-	Primary   bool
+	ID        uuid.UUID `wire:"id"`
+	CreatedAt time.Time `wire:"created_at"`
+	Name      string    `wire:"name"` // 1 to 255 characters
+	Primary   bool      `wire:"primary"`
 
 	// Secrets of the merchant, oldest first: at most the current one and its successor.
 	// Their values are shown once, by RotatePaymentSecret.
-	Secrets []PaymentSecret
+	Secrets []PaymentSecret `wire:"secrets"`
 
 	Replayed bool // CreateMerchant has made it before, or EnsureMerchant has found it
+
+	row     uuid.UUID
+	version uint64 // of its record, when it was read
 }
 
 // A PaymentSecret is a shared secret under which payment data is encrypted.
 type PaymentSecret struct {
-	KeyID      string    // as in the header kid
-	ActivateAt time.Time // used from then on, until the next one is
+	KeyID      string    `wire:"key_id"`      // as in the header kid
+	ActivateAt time.Time `wire:"activate_at"` // used from then on, until the next one is
 
 	// Secret is the secret itself, only from the RotatePaymentSecret that has made it: a
 	// replay has none.
@@ -193,11 +197,8 @@ func listedMerchants(v *Vault, opts *ListOptions) *listed[*Merchant] {
 // not have.
 func (v *Vault) Merchant(ctx context.Context, id uuid.UUID) (_ *Merchant, err error) {
 	defer v.doing(ctx, "get merchant", &err, id)
-	r, err := v.rows.Get(ctx, kindMerchant, id)
-	if err != nil {
-		return nil, err
-	}
-	return merchants{v.rows}.open(ctx, r)
+	_, m, err := merchants{v.rows}.get(ctx, id)
+	return m, err
 }
 
 // PrimaryMerchant returns the account's primary merchant.
@@ -227,8 +228,13 @@ func findMerchant(ctx context.Context, v *Vault, right func(*Merchant) bool) (*M
 // PaymentSecretOptions are the options of RotatePaymentSecret.
 type PaymentSecretOptions struct {
 	// ActivateAt is the time from which the secret is used. The first secret of a merchant is
-	// used at once. Zero means after [SecretOverlap], and a past time means at once.
+	// used at once. Zero means after [SecretOverlap], and a past time means at once, which
+	// revokes the previous secret.
 	ActivateAt time.Time
+
+	// RevokePrevious uses the secret at once, and revokes the previous one in the same
+	// transaction, as RevokePreviousPaymentSecret does. ActivateAt must not be set.
+	RevokePrevious bool
 
 	IdempotencyKey string // see the package comment
 }
@@ -236,27 +242,32 @@ type PaymentSecretOptions struct {
 // RotatePaymentSecret makes a new shared secret for a merchant and returns it: its text
 // is shown only here. A secret that waits to be used is replaced. opts may be nil.
 //
-// Errors: ErrNotFound for a merchant that the account does not have;
+// Errors: FieldErrors; ErrNotFound for a merchant that the account does not have;
 // ErrIdempotencyKeyReused.
 func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opts *PaymentSecretOptions) (_ *PaymentSecret, err error) {
 	defer v.doing(ctx, "rotate payment secret", &err, merchant)
 	if opts == nil {
 		opts = new(PaymentSecretOptions)
 	}
+	if opts.RevokePrevious && !opts.ActivateAt.IsZero() {
+		return nil, &FieldError{"ActivateAt", invalid.DependsOn, "must not be set with RevokePrevious"}
+	}
 	activateAt := opts.ActivateAt.UTC().Truncate(time.Microsecond)
-	call := replay.Request{Operation: opRotateSecret, Object: merchant, Key: opts.IdempotencyKey, Body: func() []byte { return tlv.AppendTime(nil, 1, activateAt) }}
+	call := replay.Request{Operation: opRotateSecret, Object: merchant, Key: opts.IdempotencyKey, Body: func() []byte {
+		return tlv.AppendBool(tlv.AppendTime(nil, 1, activateAt), 2, opts.RevokePrevious)
+	}}
 
 	return once(ctx, v, call, repeatedSecret, func(c *replay.Call) (*PaymentSecret, error) {
-		r, err := v.rows.Get(ctx, kindMerchant, merchant)
-		if err != nil {
-			return nil, err
-		}
-		m, err := merchants{v.rows}.open(ctx, r)
+		r, m, err := merchants{v.rows}.get(ctx, merchant)
 		if err != nil {
 			return nil, err
 		}
 
-		next := m.rotate(now(), activateAt)
+		at := now()
+		if opts.RevokePrevious {
+			activateAt = at
+		}
+		next := m.rotate(at, activateAt)
 		r.Version++
 		if err := v.rows.SealShown(r, tlv.Encode(m.fields)); err != nil {
 			return nil, err
@@ -273,6 +284,36 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opt
 			return c.Put(tx)
 		})
 	})
+}
+
+// RevokePreviousPaymentSecret revokes the secret before the newest one of a merchant, which
+// is used from then on, without another rotation. A merchant with one secret stays as it is.
+//
+// From the commit on, no process encrypts under a revoked secret, and no call returns payment
+// data that was encrypted under it. Payment data that a caller has received before can still
+// be opened with it.
+//
+// The error is ErrNotFound for a merchant that the account does not have.
+func (v *Vault) RevokePreviousPaymentSecret(ctx context.Context, merchant uuid.UUID) (err error) {
+	defer v.doing(ctx, "revoke previous payment secret", &err, merchant)
+	_, err = ledger.Retry(ctx, func() (*Merchant, error) {
+		r, m, err := merchants{v.rows}.get(ctx, merchant)
+		if err != nil || len(m.Secrets) < 2 {
+			return m, err
+		}
+
+		newest := &m.Secrets[len(m.Secrets)-1]
+		if at := now(); newest.ActivateAt.After(at) {
+			newest.ActivateAt = at
+		}
+		m.Secrets = []PaymentSecret{*newest}
+		r.Version++
+		if err := v.rows.SealShown(r, tlv.Encode(m.fields)); err != nil {
+			return nil, err
+		}
+		return m, v.rows.Put(ctx, opRevokeSecret, merchant, r)
+	})
+	return err
 }
 
 // rotate gives the merchant a new secret and returns that.
@@ -329,7 +370,17 @@ func (s *PaymentSecret) fields(f *tlv.Fields) {
 	}
 }
 
+// get returns a merchant with its record.
+func (s merchants) get(ctx context.Context, id uuid.UUID) (*store.Record, *Merchant, error) {
+	r, err := s.Get(ctx, kindMerchant, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := s.open(ctx, r)
+	return r, m, err
+}
+
 func (s merchants) open(ctx context.Context, rec *store.Record) (*Merchant, error) {
-	m := &Merchant{ID: s.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	m := &Merchant{ID: s.Mask(kindMerchant, rec.ID), CreatedAt: rowkey.Time(rec.ID), row: rec.ID, version: rec.Version}
 	return m, s.ReadFields(ctx, rec, m.fields)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/addresses"
 	"github.com/cardvault/cardvault/internal/enum"
 	"github.com/cardvault/cardvault/internal/use"
 	"github.com/cardvault/cardvault/network"
@@ -203,6 +204,8 @@ const (
 	MaxWebhooks = 64
 
 	MaxProviderAccounts = 16 // of an account
+
+	MaxAddressRanges = addresses.Max // of an API key: 32
 
 	// SecretOverlap is the time before a rotated payment secret is used, so that receivers
 	// can load it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/leak"
 	"github.com/cardvault/cardvault/internal/outbox"
+	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -220,7 +221,7 @@ func (v *Vault) pass(ctx context.Context, e *Event) *outbox.Reply {
 
 // disable disables a webhook, unless its URL or state has changed since an attempt.
 func (v *Vault) disable(ctx context.Context, w *Webhook, why string) error {
-	_, err := v.editWebhook(ctx, opUpdateWebhook, w.ID, nil, func(is *Webhook) error {
+	_, err := v.editWebhook(ctx, replay.Request{Operation: opUpdateWebhook, Object: w.ID}, func(is *Webhook) error {
 		if is.Disabled || is.URL != w.URL || !is.since.Equal(w.since) {
 			return errChanged
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -160,7 +161,7 @@ func TestSweepTrustsNoIndex(t *testing.T) {
 func TestUnknownKeyOnFullStore(t *testing.T) {
 	l := &liar{Store: memstore.New()}
 	v := vaultOn(t, l)
-	key, err := v.CreateAPIKey(t.Context(), "a key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	key, err := v.CreateAPIKey(t.Context(), "a key", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,6 +188,9 @@ func (s *reader) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(readerTx{tx, s}) })
 }
 
+// Changes lets a vault keep principals, as on the store alone.
+func (s *reader) Changes(kind store.Kind) uint64 { return s.Store.(store.Counter).Changes(kind) }
+
 type readerTx struct {
 	store.ReadTx
 	s *reader
@@ -208,8 +212,9 @@ func (tx readerTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Rec
 func TestUnknownKeyReads(t *testing.T) {
 	s := &reader{Store: memstore.New()}
 	v := vaultOn(t, s)
+	var bound []netip.Prefix
 	key := func(by *cardvault.APIKey) (*cardvault.APIKey, string) {
-		opts := new(cardvault.APIKeyOptions)
+		opts := &cardvault.APIKeyOptions{TTL: time.Hour, AddressRanges: bound}
 		if by != nil {
 			opts.Creator = by.ID
 		}
@@ -222,6 +227,9 @@ func TestUnknownKeyReads(t *testing.T) {
 	root, text := key(nil)
 	child, below := key(root)
 	_, deep := key(child)
+	bound = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	fenced, inside := key(root)
+	_, belowFenced := key(fenced)
 	// with returns a key text with the head of one key and the secret of another.
 	with := func(head, secret string) string {
 		text := head[:17] + secret[17:60]
@@ -244,6 +252,23 @@ func TestUnknownKeyReads(t *testing.T) {
 		}
 		if !slices.Equal(s.read, want) {
 			t.Errorf("text %d reads %q, an unknown one %q", i, s.read, want)
+		}
+	}
+
+	// So does a right text from outside its address ranges, whether or not it was used inside.
+	here := cardvault.WithActor(t.Context(), cardvault.Actor{Address: "192.0.2.7"})
+	for i, text := range []string{inside, belowFenced} {
+		for range 2 {
+			s.read = nil
+			if _, err := v.Authenticate(t.Context(), text); !errors.Is(err, cardvault.ErrUnauthenticated) {
+				t.Fatalf("from outside, text %d: %v", i, err)
+			}
+			if !slices.Equal(s.read, want) {
+				t.Errorf("from outside, text %d reads %q, an unknown one %q", i, s.read, want)
+			}
+			if _, err := v.Authenticate(here, text); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -112,6 +112,7 @@ import (
 	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/jobs"
+	"github.com/cardvault/cardvault/internal/lastuse"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/payload"
@@ -154,6 +155,8 @@ type core struct {
 	decoy     *decoy
 
 	principals *ledger.Memory[*Principal] // under the digests of their API keys' texts
+	uses       *lastuse.Times             // of API keys
+	outside    ledger.Seldom              // that an API key was used outside its address ranges
 
 	payloads *payload.Keys
 
@@ -205,6 +208,7 @@ const (
 	kindAuditChain
 	kindAuditSegment
 	kindReseal // the going through all records to seal them under the present term, one of the whole vault
+	kindKeyUse // when an API key was last used; id is the key's
 )
 
 // homes says of which account records are; other kinds are Anywhere.
@@ -215,7 +219,7 @@ var homes = map[store.Kind]ledger.Home{
 	kindMerchant: ledger.Own, kindAPIKey: ledger.Own, kindToken: ledger.Own, kindSession: ledger.Own,
 	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
 	kindBackfill: ledger.Own, kindCardArt: ledger.Own, kindCardArtPart: ledger.Own, kindPaymentData: ledger.Own,
-	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own,
+	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own, kindKeyUse: ledger.Own,
 	kindCredential: ledger.Own, kindDelivery: ledger.Own, // those of the sink are of no account, and named so
 
 	kindAuditRecord: ledger.Own, kindAuditCheckpoint: ledger.Own, kindAuditChain: ledger.Own, kindAuditSegment: ledger.Own,
@@ -239,6 +243,7 @@ var names = map[store.Kind]ledger.Name{
 	kindDelivery:     {Kind: "delivery", Printed: kindDelivery},
 	kindPast:         {Kind: "token at event", Printed: kindEvent},
 	kindCredential:   {Kind: "credential"},
+	kindKeyUse:       {Kind: "last use of API key", Printed: kindAPIKey},
 
 	kindAuditRecord:     {Kind: "audit record", Printed: kindAuditRecord},
 	kindAuditCheckpoint: {Kind: "audit checkpoint"},
@@ -329,6 +334,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Root: func(ctx context.Context) uuid.UUID { a, _ := ctx.Value(actorKey{}).(Actor); return a.root() },
 	})
 	c.principals = ledger.NewMemory[*Principal](c.ledger, kindAPIKey, kindAccount)
+	c.uses = lastuse.New(lastuse.Config{Ledger: c.ledger, Log: o.Logger, Keys: kindAPIKey, Uses: kindKeyUse})
 	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
 	whole := &Vault{core: c, rows: c.ledger.In(uuid.Nil)}
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
@@ -426,6 +432,7 @@ func (v *Vault) Close() (err error) {
 		err = v.whole().rows.Note(context.Background(), opAuditStop, uuid.Nil, nil)
 		v.audit.Close() // before the ledger, so that the last records have a checkpoint
 	}
+	v.uses.Close()
 	if !v.ledger.Close() {
 		return nil
 	}

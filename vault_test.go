@@ -100,7 +100,7 @@ func TestOpen(t *testing.T) {
 	if _, err := v.Tokenize(ctx, session.ID, secretCard()); err != nil {
 		t.Fatal(err)
 	}
-	key, err := v.CreateAPIKey(ctx, "label-secret", cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, "label-secret", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -246,7 +246,7 @@ func (v *Vault) UpdateWebhook(ctx context.Context, id uuid.UUID, u WebhookUpdate
 	if v.opts.Webhooks == nil {
 		return nil, errNoSender
 	}
-	return v.editWebhook(ctx, opUpdateWebhook, id, nil, func(w *Webhook) error {
+	return v.editWebhook(ctx, replay.Request{Operation: opUpdateWebhook, Object: id}, func(w *Webhook) error {
 		if u.URL != nil && *u.URL != w.URL || u.Disabled != nil && *u.Disabled != w.Disabled {
 			w.since = now()
 		}
@@ -304,18 +304,38 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 	return err
 }
 
+// WebhookSecretOptions are the options of RotateWebhookSecret.
+type WebhookSecretOptions struct {
+	// RevokePrevious ends all former secrets in the same transaction, as
+	// RevokePreviousWebhookSecrets does, instead of after [WebhookSecretOverlap].
+	RevokePrevious bool
+
+	IdempotencyKey string // see the package comment
+}
+
 // RotateWebhookSecret makes a new signing secret for a webhook and returns the webhook with
 // it; it is shown only here. opts may be nil. The former secret signs beside it for
 // [WebhookSecretOverlap], and so do earlier ones until their time ends: the receiver can
 // verify each delivery with any of them.
 //
-// Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign;
-// ErrIdempotencyKeyReused.
-func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *CallOptions) (_ *Webhook, err error) {
+// Errors: ErrNotFound; ErrTooManySecrets while [receive.MaxSecrets] sign, unless they are
+// revoked; ErrIdempotencyKeyReused.
+func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *WebhookSecretOptions) (_ *Webhook, err error) {
 	defer v.doing(ctx, "rotate webhook secret", &err, id)
-	return v.editWebhook(ctx, opRotateWebhook, id, opts, func(w *Webhook) error {
+	if opts == nil {
+		opts = new(WebhookSecretOptions)
+	}
+	call := replay.Request{Operation: opRotateWebhook, Object: id, Key: opts.IdempotencyKey, Body: func() []byte {
+		return tlv.AppendBool(nil, 1, opts.RevokePrevious)
+	}}
+
+	return v.editWebhook(ctx, call, func(w *Webhook) error {
 		at := now()
-		w.secrets = w.signing(at)
+		if w.secrets = w.signing(at); opts.RevokePrevious {
+			w.secrets = []signingSecret{{value: newSigningSecret()}}
+			w.Secret = w.secrets[0].value
+			return nil
+		}
 		if len(w.secrets) >= receive.MaxSecrets {
 			return ErrTooManySecrets
 		}
@@ -324,6 +344,22 @@ func (v *Vault) RotateWebhookSecret(ctx context.Context, id uuid.UUID, opts *Cal
 		w.secrets = append(w.secrets, signingSecret{value: w.Secret})
 		return nil
 	})
+}
+
+// RevokePreviousWebhookSecrets ends all secrets of a webhook except the newest, without
+// another rotation. A webhook with one secret stays as it is.
+//
+// From the commit on, no process begins a delivery that a revoked secret signs. An attempt
+// that is under way ends within 15 seconds. Events that wait are not signed yet.
+//
+// The error is ErrNotFound for an id that the account does not have.
+func (v *Vault) RevokePreviousWebhookSecrets(ctx context.Context, id uuid.UUID) (err error) {
+	defer v.doing(ctx, "revoke previous webhook secrets", &err, id)
+	_, err = v.editWebhook(ctx, replay.Request{Operation: opRevokeWebhookSecret, Object: id}, func(w *Webhook) error {
+		w.secrets = w.secrets[len(w.secrets)-1:]
+		return nil
+	})
+	return err
 }
 
 // signing returns the secrets that sign at a time, oldest first.
@@ -393,9 +429,10 @@ func (v *Vault) checkWebhook(w *Webhook) error {
 	return errors.Join(errs...)
 }
 
-// editWebhook lets fn change a webhook, stores it and returns it. opts may be nil.
-func (v *Vault) editWebhook(ctx context.Context, op ledger.Operation, id uuid.UUID, opts *CallOptions, fn func(*Webhook) error) (*Webhook, error) {
-	call := replay.Request{Operation: op, Object: id, Key: opts.key()}
+// editWebhook lets fn change the webhook that is the object of a call, stores it and returns
+// it.
+func (v *Vault) editWebhook(ctx context.Context, call replay.Request, fn func(*Webhook) error) (*Webhook, error) {
+	op, id := call.Operation, call.Object
 	again := replay.Reopen(ctx, v.rows, kindWebhook, v.listedWebhook, func(w *Webhook) { w.Replayed = true })
 	return once(ctx, v, call, again, func(c *replay.Call) (w *Webhook, err error) {
 		var paused *store.Record // if a pause of it ends

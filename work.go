@@ -101,7 +101,7 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing(ctx, "drain", &err)
 	v.ledger.Look(ctx)
-	return v.jobs.Drain(ctx)
+	return errors.Join(v.jobs.Drain(ctx), v.uses.Flush(ctx))
 }
 
 // feedNotices receives the notices of a network until ctx ends.

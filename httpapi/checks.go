@@ -96,9 +96,7 @@ func (h *handler) checkCaller(c *call) (err error) {
 // authenticate finds the principal of a call, and counts the call against the limits of
 // account and principal.
 func (h *handler) authenticate(c *call) error {
-	if h.audited { // its refusals have the address of the client
-		c.ctx = cardvault.WithActor(c.ctx, c.actor())
-	}
+	c.ctx = cardvault.WithActor(c.ctx, c.actor()) // a key may be bound to addresses
 	p, err := h.principalOf(c)
 	if err != nil {
 		return err

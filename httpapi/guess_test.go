@@ -34,7 +34,7 @@ func newLiveRig(t *testing.T, opts *cardvault.Options) *liveRig {
 		&r.key:     cardvault.AllScopes(),
 		&r.imports: {cardvault.ScopeTokensImport},
 	} {
-		text, err := r.vault.CreateAPIKey(t.Context(), "test", scopes, nil)
+		text, err := r.vault.CreateAPIKey(t.Context(), "test", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -288,7 +288,7 @@ func TestMistakesOfARoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{Creator: p.Key.ID})
+		text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{TTL: time.Hour, Creator: p.Key.ID})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,7 +323,7 @@ func TestMistakesOfARoot(t *testing.T) {
 func TestIdempotentSession(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := newLiveRig(t, nil)
-		other, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeSessionsCreate}, nil)
+		other, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeSessionsCreate}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 		if err != nil {
 			t.Fatal(err)
 		}

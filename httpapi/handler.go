@@ -26,7 +26,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -64,10 +63,18 @@ type Options struct {
 	// no limit. Principal.RateLimit takes precedence.
 	KeyRateLimit RateLimit
 
-	// ClientAddr returns the address of the client, for the log, and for the limit of 30
-	// failed completions of a session a minute. The zero Addr means unknown: all unknown
-	// clients share one limit. Defaults to the peer of the connection. Behind a proxy that
-	// is the proxy, so that all clients share one limit.
+	// TrustedProxies are the addresses of the proxies in front of the handler. Each must add
+	// its peer at the end of the header X-Forwarded-For. The client is the last address there
+	// that is not of a trusted proxy. From any other peer the header is ignored: a client
+	// could claim any address. Name no network in which there are clients. If empty, the
+	// client is the peer of the connection.
+	TrustedProxies []netip.Prefix
+
+	// ClientAddr returns the address of the client in place of TrustedProxies, which must be
+	// empty then. The address is for the log, for the limit of 30 failed completions of a
+	// session a minute, and for API keys that are bound to addresses. The zero Addr means
+	// unknown: all unknown clients share one limit, and no bound key is accepted. A function
+	// that believes a header lets every client that can reach the handler choose its address.
 	ClientAddr func(*http.Request) netip.Addr
 
 	// Timeout bounds the work on one request, reading and writing included. If
@@ -118,8 +125,9 @@ type Options struct {
 	// not have, for clients that send more. All else is refused as before: a body that is too
 	// large, too deep or has a member twice, and a known member that is not valid. The values
 	// of dropped members do not count in the comparison under an idempotency key. A misspelt
-	// member is dropped too: an API key without its expiration_time never expires, and a list
-	// without its filter contains everything. Defaults to false.
+	// member is dropped too: an API key without its address_ranges works everywhere, a rotation
+	// without its revoke_previous revokes nothing, and a list without its filter contains
+	// everything. Defaults to false.
 	IgnoreUnknown bool
 
 	// Logger receives failures of the service and lists with damaged items at error level,
@@ -172,8 +180,8 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if _, ok := o.Authenticator.(apiKeys); !ok {
 		h.unauthorized.message = "Valid credentials are required."
 	}
-	if o.ClientAddr == nil {
-		o.ClientAddr = peer
+	if err := o.completeClientAddr(); err != nil {
+		return nil, err
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 30 * time.Second
@@ -203,15 +211,6 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	h.failures = newLimiter[netip.Addr](failedCompletions)
 	h.strangers = newLimiter[netip.Addr](failedCompletions)
 	return h, nil
-}
-
-func peer(r *http.Request) netip.Addr {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Addr{}
-	}
-	addr, _ := netip.ParseAddr(host)
-	return addr.Unmap()
 }
 
 type handler struct {

@@ -77,6 +77,13 @@ func testTenants(t *testing.T) {
 		k, text := r.newKey(t, v, ttl, scopes...)
 		return k.ID.String(), text
 	}
+	newMerchant := func(v *cardvault.Vault) string {
+		m, err := v.CreateMerchant(t.Context(), "shop", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.ID.String()
+	}
 	newToken := func(v *cardvault.Vault) string {
 		tok, err := v.Import(t.Context(), cardvault.Card{PAN: card.NewPAN([]byte(pan)), Expiry: card.Expiry{Month: 4, Year: 2031}}, nil)
 		if err != nil {
@@ -151,6 +158,9 @@ func testTenants(t *testing.T) {
 		{"consume", "POST", "/tokens/{id}/consume", "", cardvault.ScopeSecurityCodeConsume, newToken, 204},
 		{"create key", "POST", "/api-keys", `{"label":"l","scopes":["api-keys:write"]}`, cardvault.ScopeAPIKeysWrite, nil, 200},
 		{"list keys", "GET", "/api-keys", "", cardvault.ScopeAPIKeysRead, nil, 200},
+		{"get key", "GET", "/api-keys/{id}", "", cardvault.ScopeAPIKeysRead, func(v *cardvault.Vault) string {
+			return r.newKeyBelow(t, v, uuid.Nil, cardvault.ScopeTokensRead).ID.String()
+		}, 200},
 		{"delete key", "DELETE", "/api-keys/{id}", "", cardvault.ScopeAPIKeysWrite, func(v *cardvault.Vault) string {
 			by := writer.ID // the key with every scope made it
 			if v == other {
@@ -165,6 +175,10 @@ func testTenants(t *testing.T) {
 		{"update webhook", "PATCH", "/webhooks/{id}", `{"legacy_hmac":true}`, cardvault.ScopeWebhooksWrite, newWebhook, 200},
 		{"delete webhook", "DELETE", "/webhooks/{id}", "", cardvault.ScopeWebhooksWrite, newWebhook, 204},
 		{"rotate secret", "POST", "/webhooks/{id}/rotate-secret", "", cardvault.ScopeWebhooksWrite, newWebhook, 200},
+		{"revoke secrets", "DELETE", "/webhooks/{id}/previous-secrets", "", cardvault.ScopeWebhooksWrite, newWebhook, 204},
+		{"list merchants", "GET", "/merchants", "", cardvault.ScopeMerchantsRead, nil, 200},
+		{"rotate payment secret", "POST", "/merchants/{id}/rotate-secret", "", cardvault.ScopePaymentSecretsWrite, newMerchant, 200},
+		{"revoke payment secret", "DELETE", "/merchants/{id}/previous-secret", "", cardvault.ScopePaymentSecretsWrite, newMerchant, 204},
 		{"test webhook", "POST", "/webhooks/{id}/test", "", cardvault.ScopeWebhooksWrite, newWebhook, 200},
 		{"list deliveries", "GET", "/webhooks/{id}/deliveries", "", cardvault.ScopeWebhooksRead, newWebhook, 200},
 		{"redeliver", "POST", "/events/{id}/redeliver", "", cardvault.ScopeWebhooksWrite, newEvent, 204},

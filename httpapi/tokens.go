@@ -18,7 +18,7 @@ var createSession = &endpoint{
 		o := cardvault.SessionOptions{IdempotencyKey: c.idempotencyKey}
 		err := c.read(func(f fields, _ *query) error {
 			o.BypassIdentification, _ = f.boolean("bypass_identification", optional)
-			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
+			o.TokenTTL = readTTL(f, optional, cardvault.MaxTokenTTL)
 			o.BusinessKey, o.ImportProvider = readOrigin(f)
 			return o.Check()
 		})
@@ -42,7 +42,7 @@ var importCard = &endpoint{
 		err := c.read(func(f fields, _ *query) error {
 			readCard(f, &given)
 			o.BusinessKey, o.ImportProvider = readOrigin(f)
-			o.TokenTTL = readTTL(f, cardvault.MaxTokenTTL)
+			o.TokenTTL = readTTL(f, optional, cardvault.MaxTokenTTL)
 			return c.vault.Check(given, &o)
 		})
 		if err != nil {
@@ -259,8 +259,8 @@ func readOrigin(f fields) (businessKey, provider string) {
 }
 
 // readTTL reads how many seconds something lives, 0 if it has no end.
-func readTTL(f fields, most time.Duration) time.Duration {
-	n, _ := f.integer("expiration_time", optional, 1, int64(most/time.Second))
+func readTTL(f fields, need presence, most time.Duration) time.Duration {
+	n, _ := f.integer("expiration_time", need, 1, int64(most/time.Second))
 	return time.Duration(n) * time.Second
 }
 

@@ -123,8 +123,23 @@ var deleteWebhook = &endpoint{
 
 var rotateSecret = &endpoint{
 	scope: cardvault.ScopeWebhooksWrite,
+	serve: func(c *call) error {
+		var o cardvault.WebhookSecretOptions
+		err := c.read(func(f fields, _ *query) error {
+			o.RevokePrevious, _ = f.boolean("revoke_previous", optional)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return c.webhook(c.vault.RotateWebhookSecret(c.ctx, c.id, &o))
+	},
+}
+
+var revokeSecrets = &endpoint{
+	scope: cardvault.ScopeWebhooksWrite,
 	serve: bare(func(c *call) error {
-		return c.webhook(c.vault.RotateWebhookSecret(c.ctx, c.id, nil))
+		return c.vault.RevokePreviousWebhookSecrets(c.ctx, c.id)
 	}),
 }
 

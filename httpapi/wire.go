@@ -43,6 +43,15 @@ func appendWebhook(b []byte, w *cardvault.Webhook) []byte {
 	return o.B
 }
 
+// appendPaymentSecret appends a payment secret with its value, which is shown once.
+func appendPaymentSecret(b []byte, s *cardvault.PaymentSecret) []byte {
+	o := wire.Object{B: wire.Append(b, s)}
+	o.Reopen()
+	o.Text("secret", s.Secret.Text())
+	o.Close()
+	return o.B
+}
+
 // appendStatus appends a status of HTTP, null if there was no answer.
 func appendStatus(o *wire.Object, name string, code int) {
 	if code == 0 {

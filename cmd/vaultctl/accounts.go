@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -183,7 +184,7 @@ func (c *cli) merchants() *cobra.Command {
 }
 
 func keyObject(k *cardvault.APIKey) object {
-	o := object{"id": k.ID, "label": k.Label, "created_at": k.CreatedAt, "expires_at": nil, "scopes": k.Scopes}
+	o := object{"id": k.ID, "label": k.Label, "created_at": k.CreatedAt, "expires_at": nil, "scopes": k.Scopes, "address_ranges": k.AddressRanges}
 	if !k.ExpiresAt.IsZero() {
 		o["expires_at"] = k.ExpiresAt
 	}
@@ -224,12 +225,14 @@ func joined(scopes []cardvault.Scope) string {
 func (c *cli) apiKeyCreate() *cobra.Command {
 	var scopes []string
 	var ttl time.Duration
+	var ranges []string
 	cmd := &cobra.Command{
 		Use: "create LABEL", Short: "Make an API key, and print it once", Args: cobra.ExactArgs(1),
 		Long: "Create makes an API key and prints it to standard output, once.\n\nScopes: " + joined(cardvault.AllScopes()) + ".",
 	}
 	cmd.Flags().StringSliceVar(&scopes, "scope", nil, "`scope` of the key; all is every scope")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long the key lives, 2160h at most (default: no end)")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long the key lives, 2160h at most; without an end only in a sandbox")
+	cmd.Flags().StringSliceVar(&ranges, "from", nil, "`network` from which the key may be used, such as 192.0.2.0/24 (default: all)")
 	return c.within(cmd, func(ctx context.Context, v *cardvault.Vault, args []string) error {
 		var may []cardvault.Scope
 		for _, s := range scopes {
@@ -238,15 +241,23 @@ func (c *cli) apiKeyCreate() *cobra.Command {
 		if slices.Contains(scopes, "all") {
 			may = cardvault.AllScopes()
 		}
-		k, err := v.CreateAPIKey(ctx, args[0], may, &cardvault.APIKeyOptions{TTL: ttl})
+		o := cardvault.APIKeyOptions{TTL: ttl}
+		for _, text := range ranges {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				return misuseError{errors.New("--from must be a network such as 192.0.2.0/24")}
+			}
+			o.AddressRanges = append(o.AddressRanges, p)
+		}
+		k, err := v.CreateAPIKey(ctx, args[0], may, &o)
 		if err != nil {
 			return err
 		}
 
 		c.note("API key %s. It is shown only here.", k.ID)
-		o := keyObject(k)
-		o["api_key"] = k.Text.Text()
-		if err := c.show(o, k.Text.Text()+"\n"); err != nil { // nobody has its text
+		shown := keyObject(k)
+		shown["api_key"] = k.Text.Text()
+		if err := c.show(shown, k.Text.Text()+"\n"); err != nil { // nobody has its text
 			return errors.Join(err, v.DeleteAPIKey(context.WithoutCancel(ctx), k.ID))
 		}
 		return nil

@@ -80,7 +80,7 @@ func bootstrap(ctx context.Context, v *cardvault.Vault) error {
 	if text.IsZero() {
 		text = cardvault.GenerateAPIKeyText(v.Mode())
 	}
-	key, err := v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensImport}, nil)
+	key, err := v.EnsureAPIKey(ctx, text, "shop", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		return err
 	}

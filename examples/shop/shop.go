@@ -70,7 +70,7 @@ func (s *shop) bootstrap(ctx context.Context) error {
 
 	if text := os.Getenv("SHOP_API_KEY"); text != "" {
 		scopes := []cardvault.Scope{cardvault.ScopeTokensRead}
-		if _, err := s.vault.EnsureAPIKey(ctx, cardvault.NewAPIKeyText([]byte(text)), "back office", scopes, nil); err != nil {
+		if _, err := s.vault.EnsureAPIKey(ctx, cardvault.NewAPIKeyText([]byte(text)), "back office", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL}); err != nil {
 			return err
 		}
 	}

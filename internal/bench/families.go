@@ -66,7 +66,7 @@ type family struct {
 // keysBelow makes API keys below one.
 func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*family, error) {
 	n := min(b.family, 99_999)
-	root, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), nil)
+	root, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*
 	left.Store(int64(n))
 	err = parallel(256, func(int) error {
 		for left.Add(-1) >= 0 {
-			if _, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+			if _, err := v.CreateAPIKey(ctx, "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
 				return err
 			}
 		}

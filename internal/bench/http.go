@@ -212,7 +212,7 @@ func (b *bench) rest(ctx context.Context) (*caller, func(), error) {
 
 // served serves a vault and updates its account.
 func served(ctx context.Context, v *cardvault.Vault, u cardvault.AccountUpdate) (*caller, func(), error) {
-	key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), nil)
+	key, err := v.CreateAPIKey(ctx, "bench", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -20,6 +20,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 
 	"github.com/go-jose/go-jose/v4"
 )
@@ -158,6 +159,19 @@ func appendText(b, value []byte) []byte {
 		b = append(b, char)
 	}
 	return append(b, '"')
+}
+
+// SecretID returns the id of the secret under which Seal has made a JWE, "" of another text.
+func SecretID(jwe string) string {
+	protected, _, _ := strings.Cut(jwe, ".")
+	decoded, err := base64.RawURLEncoding.DecodeString(protected)
+	var h struct {
+		ID string `json:"kid"`
+	}
+	if err != nil || json.Unmarshal(decoded, &h) != nil {
+		return ""
+	}
+	return h.ID
 }
 
 // Open returns the plaintext of a JWE that was sealed under one of the secrets. The caller

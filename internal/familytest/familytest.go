@@ -21,7 +21,7 @@ import (
 
 // Most rows that a transaction of a vault may write, and read, whatever there is.
 const (
-	mostWrites = 1600
+	mostWrites = 2100 // a thousand API keys, each with its last use
 	mostReads  = 2600
 )
 
@@ -260,12 +260,12 @@ func (a *stage) clone(f *family, n int) {
 
 func apiKeys(a *stage) *family {
 	scopes := cardvault.AllScopes()
-	root, err := a.CreateAPIKey(a.Context(), "root", scopes, nil)
+	root, err := a.CreateAPIKey(a.Context(), "root", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	a.must(err)
 	row := a.store.last(kindAPIKey).ID
-	child, err := a.CreateAPIKey(a.Context(), "child", scopes, &cardvault.APIKeyOptions{Creator: root.ID})
+	child, err := a.CreateAPIKey(a.Context(), "child", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID})
 	a.must(err)
-	deep, err := a.CreateAPIKey(a.Context(), "grandchild", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
+	deep, err := a.CreateAPIKey(a.Context(), "grandchild", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: child.ID})
 	a.must(err)
 
 	return &family{
@@ -276,7 +276,7 @@ func apiKeys(a *stage) *family {
 			for range 48 {
 				group.Go(func() {
 					for range next {
-						if _, err := a.CreateAPIKey(a.Context(), "one more", scopes, &cardvault.APIKeyOptions{Creator: root.ID}); err != nil {
+						if _, err := a.CreateAPIKey(a.Context(), "one more", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
 							a.Error(err)
 						}
 					}
@@ -295,7 +295,7 @@ func apiKeys(a *stage) *family {
 				_, err := a.Authenticate(a.Context(), text.Text())
 				a.fails(when+": a key", err, cardvault.ErrUnauthenticated)
 			}
-			_, err := a.CreateAPIKey(a.Context(), "more", scopes, &cardvault.APIKeyOptions{Creator: child.ID})
+			_, err := a.CreateAPIKey(a.Context(), "more", scopes, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: child.ID})
 			a.fails(when+": a key as creator", err, cardvault.ErrNotFound)
 			a.fails(when+": revoking", a.DeleteAPIKey(a.Context(), root.ID), cardvault.ErrNotFound)
 		},

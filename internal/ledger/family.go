@@ -23,6 +23,10 @@ type Family struct {
 	// Beside is another kind to which they belong: a record of it has the same id. 0: none.
 	Beside store.Kind
 
+	// With is another kind: a record of it with the same id is deleted with one of this kind.
+	// 0: none.
+	With store.Kind
+
 	// Stands returns the record that stands for one of this kind as a parent, because that
 	// may be missing. If nil, a parent stands for itself.
 	Stands func(id uuid.UUID) (store.Kind, uuid.UUID)
@@ -81,7 +85,7 @@ func (l *Ledger) Stands(tx store.ReadTx, kind store.Kind, row uuid.UUID) (bool, 
 // transaction it writes left, the job that erases the rest, and returns true. It deletes
 // only those records made by row that are in made: see Made.
 func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, made map[uuid.UUID]Glimpse) (large bool, err error) {
-	tx.Delete(kind, row)
+	l.Delete(tx, kind, row)
 	most := FamilyRows
 	if l.config.Families[kind].Made != nil {
 		most = FamilyMade
@@ -93,6 +97,14 @@ func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left 
 	return !all, err
 }
 
+// Delete deletes a record, and the record of [Family.With] beside it.
+func (l *Ledger) Delete(tx store.Tx, kind store.Kind, row uuid.UUID) {
+	tx.Delete(kind, row)
+	if with := l.config.Families[kind].With; with != 0 {
+		tx.Delete(with, row)
+	}
+}
+
 // DeleteSome deletes at most so many records that belong to one. It reports whether these
 // are all, and how many it has deleted.
 func (l *Ledger) DeleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most int, made map[uuid.UUID]Glimpse) (all bool, deleted int, err error) {
@@ -102,7 +114,7 @@ func (l *Ledger) DeleteSome(tx store.Tx, kind store.Kind, row uuid.UUID, most in
 	}
 	deleted = min(len(below), most)
 	for _, k := range below[:deleted] {
-		tx.Delete(k.Kind, k.ID)
+		l.Delete(tx, k.Kind, k.ID)
 	}
 	return deleted == len(below) && !unread, deleted, nil
 }

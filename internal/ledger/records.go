@@ -143,6 +143,11 @@ func Delete(tx store.Tx, r *store.Record) {
 	where(tx, r).(store.Tx).Delete(r.Kind, r.ID)
 }
 
+// DeleteRead is Delete of a record that was read, whatever its account.
+func (l *Ledger) DeleteRead(tx store.Tx, r *store.Record) {
+	l.Delete(where(tx, r).(store.Tx), r.Kind, r.ID)
+}
+
 func where(tx store.ReadTx, r *store.Record) store.ReadTx { return Within(tx, r.Account) }
 
 // Within returns the transaction for records of one account, whatever their kinds. It is a

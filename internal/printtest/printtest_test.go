@@ -24,6 +24,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/jsontext"
 	"github.com/cardvault/cardvault/internal/keyfile"
+	"github.com/cardvault/cardvault/internal/lastuse"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/nametest"
@@ -86,6 +87,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[auditlog.Query](),
 		reflect.TypeFor[cardvault.APIKey](),
 		reflect.TypeFor[cardvault.APIKeyOptions](),
+		reflect.TypeFor[cardvault.APIKeyUpdate](),
 		reflect.TypeFor[cardvault.APIKeyText](),
 		reflect.TypeFor[cardvault.Account](),
 		reflect.TypeFor[cardvault.AccountOptions](),
@@ -192,6 +194,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Vault](),
 		reflect.TypeFor[cardvault.Webhook](),
 		reflect.TypeFor[cardvault.WebhookOptions](),
+		reflect.TypeFor[cardvault.WebhookSecretOptions](),
 		reflect.TypeFor[cardvault.WebhookTest](),
 		reflect.TypeFor[cardvault.WebhookUpdate](),
 		reflect.TypeFor[httpapi.Options](),
@@ -275,6 +278,8 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[ledger.Ledger](),
 		reflect.TypeFor[ledger.Account](),
 		reflect.TypeFor[ledger.Seldom](),
+		reflect.TypeFor[lastuse.Config](),
+		reflect.TypeFor[lastuse.Times](),
 		reflect.TypeFor[ledger.Damage](),
 		reflect.TypeFor[ledger.Name](),
 		reflect.TypeFor[ledger.Glimpse](),
@@ -467,6 +472,7 @@ var shown = map[string]string{
 	"cardvault.PaymentRequest.IdempotencyKey":       "names a call, which only an authorized caller can repeat",
 	"cardvault.PaymentSecretOptions.IdempotencyKey": "names a call, which only an authorized caller can repeat",
 	"cardvault.SessionOptions.IdempotencyKey":       "names a call, which only an authorized caller can repeat",
+	"cardvault.WebhookSecretOptions.IdempotencyKey": "names a call, which only an authorized caller can repeat",
 	"cardvault.WebhookOptions.IdempotencyKey":       "names a call, which only an authorized caller can repeat",
 	"network.Ref.IdempotencyKey":                    "names a call, which only an authorized caller can repeat",
 	"network.ProvisionRequest.IdempotencyKey":       "names a call, which only an authorized caller can repeat",

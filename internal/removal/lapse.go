@@ -146,7 +146,7 @@ func (b *batch) erase(ctx context.Context) error {
 				return err
 			}
 			if ok {
-				ledger.Delete(tx, r)
+				b.ledger.DeleteRead(tx, r)
 				b.erased = append(b.erased, r)
 			}
 		}
@@ -190,7 +190,7 @@ func (b *batch) eraseAlone(ctx context.Context) error {
 			if !all {
 				break
 			}
-			ledger.Delete(tx, r)
+			b.ledger.DeleteRead(tx, r)
 			b.erased = append(b.erased, r)
 		}
 		return nil

@@ -163,7 +163,7 @@ func (e *Eraser) eraseBatch(ctx context.Context, rows ledger.Account, m *remains
 				done = i
 			}
 			for _, k := range keys {
-				tx.Delete(k.Kind, k.ID)
+				e.ledger.Delete(tx, k.Kind, k.ID)
 			}
 		}
 		return nil

@@ -125,6 +125,7 @@ var kinds = []struct{ name, pattern string }{
 	{"tag", `[0-9a-f]{32}`},
 	{"par", `SIM1[A-Z2-7]{25}`}, // payment account references of package simnet
 	{"secret", `whsec_[A-Za-z0-9+/]{43}=`},
+	{"payment", `[0-9A-Za-z_-]{43}`},
 	{"object", `\{.*\}`},
 	{"size", `\d+`},
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -254,6 +255,10 @@ func (m *member) readText(value []byte, to reflect.Value) error {
 			return isNot("a time")
 		}
 		to.Set(reflect.ValueOf(at.UTC()))
+	case rangeKind:
+		if to.Addr().Interface().(*netip.Prefix).UnmarshalText(given) != nil {
+			return isNot("a range of addresses")
+		}
 	case hashKind:
 		if len(given) != 2*to.Len() {
 			return isNot("a hash")

@@ -19,6 +19,7 @@ package wire
 import (
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"strconv"
 	"strings"
@@ -58,6 +59,7 @@ const (
 	uintKind
 	boolKind
 	hashKind
+	rangeKind // of addresses
 	pointerKind
 	structKind
 	listKind
@@ -82,6 +84,8 @@ var (
 	ids   = reflect.TypeFor[uuid.UUID]()
 	times = reflect.TypeFor[time.Time]()
 	names = reflect.TypeFor[card.Name]()
+
+	ranges = reflect.TypeFor[netip.Prefix]()
 
 	named = reflect.TypeFor[fmt.Stringer]()
 )
@@ -176,6 +180,8 @@ func kindOf(t reflect.Type) kind {
 		return timeKind
 	case t == names:
 		return nameKind
+	case t == ranges:
+		return rangeKind
 	case t.Kind() == reflect.Uint8 && t.Implements(named):
 		return enumKind
 	case t.Kind() == reflect.Array && t.Elem().Kind() == reflect.Uint8:
@@ -267,6 +273,8 @@ func (m *member) append(b []byte, v reflect.Value) []byte {
 		return appendStruct(b, f, membersOf(f.Type()))
 	case listKind:
 		return appendList(b, f)
+	case rangeKind:
+		return appendRange(b, f)
 	}
 	panic("wire: member of an unknown kind")
 }
@@ -317,7 +325,12 @@ func (m *member) appendFlag(b []byte, is bool) []byte {
 	return AppendString(b, m.words[0])
 }
 
-// appendList appends a list of strings, ids, structs or pointers to structs, null for nil.
+// appendRange appends a range of addresses as a string in CIDR notation.
+func appendRange(b []byte, f reflect.Value) []byte {
+	return append(as[netip.Prefix](f).AppendTo(append(b, '"')), '"')
+}
+
+// appendList appends a list of strings, ids, ranges, structs or pointers to structs, null for nil.
 func appendList(b []byte, items reflect.Value) []byte {
 	of := items.Type().Elem()
 	var all []member
@@ -339,6 +352,8 @@ func appendList(b []byte, items reflect.Value) []byte {
 			b = AppendString(b, item.String())
 		case idKind:
 			b = appendID(b, uuid.UUID(item.Bytes()))
+		case rangeKind:
+			b = appendRange(b, item)
 		case structKind:
 			b = appendStruct(b, item, all)
 		case pointerKind:

@@ -36,7 +36,7 @@ var accountBehaviours = []behaviour{
 func accountsIn(t *testing.T, s store.Store, mode cardvault.Mode) {
 	v, ctx := vaultOn(t, s, &cardvault.Options{Mode: mode}), t.Context()
 	granted := mode == cardvault.Sandbox
-	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
+	text, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Hour})
 	noError(t, err)
 	if v.Mode() != mode || !strings.HasPrefix(text.Text.Text(), map[bool]string{true: "vk_test_", false: "vk_live_"}[granted]) {
 		t.Errorf("mode %v, want %v, or a key of the other", v.Mode(), mode)
@@ -104,7 +104,7 @@ func isolation(t *testing.T, s store.Store) {
 	calls := callsByID(ctx)
 	own := map[string][]string{ // the calls for which an id of a kind is right
 		"token": {"Get", "Delete", "Update"}, "session": {"Tokenize"}, "key": {"DeleteAPIKey", "CreateAPIKey"},
-		"merchant": {"RotatePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
+		"merchant": {"RotatePaymentSecret", "RevokePreviousPaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
 	}
 
 	for kind, id := range map[string]uuid.UUID{
@@ -163,6 +163,9 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 		"RotatePaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error {
 			_, err := v.RotatePaymentSecret(ctx, id, nil)
 			return err
+		},
+		"RevokePreviousPaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error {
+			return v.RevokePreviousPaymentSecret(ctx, id)
 		},
 		"In": func(v *cardvault.Vault, id uuid.UUID) error {
 			_, err := v.In(id).Import(ctx, testCard(2), nil)

@@ -115,7 +115,7 @@ func keyedCalls(t testing.TB, v *cardvault.Vault) map[string]keyedCall {
 			})
 		},
 		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
-			made, err := v.RotateWebhookSecret(ctx, hook.ID, bare(key))
+			made, err := v.RotateWebhookSecret(ctx, hook.ID, &cardvault.WebhookSecretOptions{IdempotencyKey: key})
 			return keyed(made, err, ofWebhook)
 		},
 		"RotateKeys": func(ctx context.Context, v *cardvault.Vault, key string) (*keyedResult, error) {
@@ -176,7 +176,7 @@ func replayOthers(t *testing.T, s store.Store) {
 	hookOptions := cardvault.WebhookOptions{IdempotencyKey: idemKey}
 	hook := must(v.CreateWebhook(ctx, receiver, &hookOptions))(t)
 	must(v.RotatePaymentSecret(ctx, merchant.ID, &cardvault.PaymentSecretOptions{IdempotencyKey: idemKey}))(t)
-	must(v.RotateWebhookSecret(ctx, hook.ID, underKey))(t)
+	must(v.RotateWebhookSecret(ctx, hook.ID, &cardvault.WebhookSecretOptions{IdempotencyKey: idemKey}))(t)
 
 	reused := func(what string, call func(ctx context.Context) error) {
 		t.Helper()
@@ -214,7 +214,7 @@ func replayOthers(t *testing.T, s store.Store) {
 	fails(t, "repeated for a revoked API key", errorOf(v.CreateAPIKey(ctx, canary, scopes, &keyOptions)), cardvault.ErrNotFound)
 	noError(t, v.DeleteWebhook(ctx, hook.ID))
 	fails(t, "repeated for a deleted webhook", errorOf(v.CreateWebhook(ctx, receiver, &hookOptions)), cardvault.ErrNotFound)
-	fails(t, "repeated rotation of a deleted webhook", errorOf(v.RotateWebhookSecret(ctx, hook.ID, underKey)), cardvault.ErrNotFound)
+	fails(t, "repeated rotation of a deleted webhook", errorOf(v.RotateWebhookSecret(ctx, hook.ID, &cardvault.WebhookSecretOptions{IdempotencyKey: idemKey})), cardvault.ErrNotFound)
 	if n := must(v.ListAPIKeys(ctx, nil))(t).TotalItems; n != 0 {
 		t.Errorf("%d API keys, want none", n)
 	}

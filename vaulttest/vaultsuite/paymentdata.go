@@ -28,6 +28,7 @@ var paymentBehaviours = []behaviour{
 	{"PaymentDataRace", paymentDataRace},
 	{"PaymentDataDeleteRace", paymentDataDeleteRace},
 	{"ProvisionReplay", provisionReplay},
+	{"PaymentSecretRevoked", paymentSecretRevoked},
 }
 
 // A till is a network on which every card becomes active at once and every examplePayment
@@ -37,6 +38,7 @@ type till struct {
 	asked  []string // idempotency keys
 	refuse error    // what Cryptogram and Credential answer instead
 	lends  bool     // it is a network.Credentialer
+	during func()   // called in the next Cryptogram, if set
 }
 
 const tillECI = "05"
@@ -59,6 +61,14 @@ func (*till) Lookup(_ context.Context, ref network.Ref) (*network.Token, error) 
 }
 
 func (n *till) Cryptogram(_ context.Context, r *network.CryptogramRequest) (*network.Cryptogram, error) {
+	n.mu.Lock()
+	during := n.during
+	n.during = nil
+	n.mu.Unlock()
+	if during != nil {
+		during()
+	}
+
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked = append(n.asked, r.IdempotencyKey)

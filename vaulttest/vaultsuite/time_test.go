@@ -16,6 +16,7 @@ import (
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
@@ -267,6 +268,80 @@ func TestAPIKeyExpiry(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestAPIKeyLastUse: the hour of the last use is written by itself, and deleted with the key.
+func TestAPIKeyLastUse(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		v, ctx := vaultOn(t, s, nil), t.Context()
+		before := recordsOf(t, s)
+		key, err := v.CreateAPIKey(ctx, "brief", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: 3 * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := func() time.Time {
+			t.Helper()
+			k, err := v.APIKey(ctx, key.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return k.LastUsedAt
+		}
+		use := func() {
+			t.Helper()
+			_, err := v.Authenticate(ctx, key.Text.Text())
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		use()
+		if !last().IsZero() {
+			t.Error("a use is written at once")
+		}
+		time.Sleep(61 * time.Second) // without Run
+		if at := last(); !at.Equal(key.CreatedAt) {
+			t.Errorf("in the hour in which it was made the key was used at %v", at)
+		}
+		time.Sleep(time.Hour)
+		if at := last(); !at.Equal(key.CreatedAt) {
+			t.Errorf("the last use is at %v without another", at)
+		}
+		use()
+		time.Sleep(61 * time.Second)
+		if at, want := last(), time.Now().UTC().Truncate(time.Hour); !at.Equal(want) {
+			t.Errorf("last used at %v, want %v", at, want)
+		}
+
+		time.Sleep(2 * time.Hour) // the key lapses
+		if err := v.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if n := recordsOf(t, s); n != before {
+			t.Errorf("a key that has lapsed leaves %d records", n-before)
+		}
+	})
+}
+
+// recordsOf returns the number of records in a store.
+func recordsOf(t *testing.T, s store.Store) (n int) {
+	t.Helper()
+	err := s.View(t.Context(), func(tx store.ReadTx) error {
+		n = 0
+		for kind := store.Kind(1); kind != 0; kind++ {
+			found, err := tx.Scan(kind, uuid.Nil, 1000)
+			if err != nil {
+				return err
+			}
+			n += len(found)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // A payment secret is used from its time on, and the one before it is removed at the next

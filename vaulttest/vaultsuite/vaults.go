@@ -148,11 +148,21 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"RotatePaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RotatePaymentSecret(ctx, merchant.ID, nil))
 		},
+		"RevokePreviousPaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.RevokePreviousPaymentSecret(ctx, merchant.ID)
+		},
 		"CreateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
 			_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 			return err
 		},
-		"ListAPIKeys":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAPIKeys(ctx, nil)) },
+		"ListAPIKeys": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.ListAPIKeys(ctx, nil)) },
+		"APIKey":      func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.APIKey(ctx, key.ID)) },
+		"UpdateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.UpdateAPIKey(ctx, key.ID, cardvault.APIKeyUpdate{}))
+		},
+		"UpdateAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
+			return errorOf(v.UpdateAPIKeyBy(ctx, key.ID, key.ID, cardvault.APIKeyUpdate{}))
+		},
 		"DeleteAPIKey": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteAPIKey(ctx, key.ID) },
 		"DeleteAPIKeyBy": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.DeleteAPIKeyBy(ctx, key.ID, key.ID)
@@ -172,6 +182,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"DeleteWebhook": func(ctx context.Context, v *cardvault.Vault) error { return v.DeleteWebhook(ctx, hook.ID) },
 		"RotateWebhookSecret": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.RotateWebhookSecret(ctx, hook.ID, nil))
+		},
+		"RevokePreviousWebhookSecrets": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.RevokePreviousWebhookSecrets(ctx, hook.ID)
 		},
 		"TestWebhook":  func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.TestWebhook(ctx, hook.ID)) },
 		"AllAccounts":  func(ctx context.Context, v *cardvault.Vault) error { return errorIn(v.AllAccounts(ctx, nil)) },

@@ -28,6 +28,7 @@ var webhookBehaviours = []behaviour{
 	{"DeliveriesOfADeletedWebhook", deliveriesOfADeletedWebhook},
 	{"DeliveriesDamaged", deliveriesDamaged},
 	{"Redelivered", redelivered},
+	{"WebhookSecretsRevoked", webhookSecretsRevoked},
 }
 
 // A mailbox is a Sender that keeps its deliveries, and rejects deliveries by refuse.
