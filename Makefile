@@ -79,6 +79,6 @@ bench-big: ## the same with ten million tokens, for the figures that depend on t
 bench-gate: ## fails if calls cost more than internal/bench/testdata/gate.json says (UPDATE=1 writes that)
 	go run -C internal/bench . -gate $(if $(UPDATE),-update)
 
-faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times, and ten times as many kills while keys are rotated and retired: what is lost, and for how long
-	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 60m -run '^(TestResealKilled|TestKeyringKilled)$$' .
+faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times, and ten times as many kills while keys are rotated and retired, and audit records written: what is lost, and for how long
+	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 60m -run '^(TestResealKilled|TestKeyringKilled|TestAuditKilled)$$' .
 	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

@@ -51,6 +51,10 @@ const (
 	ScopeAPIKeysWrite           Scope = "api-keys:write"
 	ScopeMerchantsRead          Scope = "merchants:read"
 
+	// ScopeAuditRead reads the audit log of the account: what every key of it has done, when
+	// and from where.
+	ScopeAuditRead Scope = "audit:read"
+
 	// ScopePaymentSecretsWrite rotates payment secrets. Its holder receives the new secret, and
 	// can open payment data that is encrypted under it.
 	ScopePaymentSecretsWrite Scope = "payment-secrets:write"
@@ -63,6 +67,7 @@ var allScopes = []Scope{
 	ScopeSecurityCodeRead, ScopeSecurityCodeRefresh, ScopeSecurityCodeConsume,
 	ScopePPANCreate, ScopeForwardCreate, ScopeWebhooksRead, ScopeWebhooksWrite,
 	ScopeAPIKeysRead, ScopeAPIKeysWrite, ScopeFingerprintsRead, ScopeMerchantsRead, ScopePaymentSecretsWrite,
+	ScopeAuditRead,
 }
 
 // AllScopes returns every scope.

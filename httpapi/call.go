@@ -43,6 +43,7 @@ type call struct {
 	contentType []string
 	answer      []byte // appended to by the endpoint; nothing for 204 and 304
 	file        []byte // in place of answer, if not nil; sent as it is, neither changed nor kept
+	lines       lines  // in place of answer, if not nil
 	unchanged   bool   // 304
 	refused     bool   // a card was, though with 200
 	damaged     error  // of items that the answer leaves out, though with 200
@@ -95,7 +96,7 @@ func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 	var o cardvault.ListOptions
 	err := c.read(func(_ fields, q *query) error {
 		limit, page := q.page()
-		o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending()
+		o.Limit, o.Page, o.Ascending = int(limit), int(page), q.ascending("created_at")
 		if more != nil {
 			more(q)
 		}
@@ -108,22 +109,32 @@ func (c *call) readList(more func(*query)) (*cardvault.ListOptions, error) {
 // logged.
 func answerPage[T any](c *call, p *cardvault.Page[T], err error) error {
 	if p == nil {
-		var v violations
-		if v.merge("query.", err); len(v) > 0 {
-			return unprocessable(v)
-		}
-		return err
+		return ofList(err)
 	}
 	c.damaged = err
 
-	w := wire.Page[T]{Items: p.Items, Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}
-	for _, d := range cardvault.Damaged(err) {
-		if d.ID != uuid.Nil {
-			w.Damaged = append(w.Damaged, d.ID)
-		}
-	}
+	w := wire.Page[T]{Items: p.Items, Damaged: damagedIDs(err), Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}
 	c.answer = wire.Append(c.answer, &w)
 	return nil
+}
+
+// ofList returns the error of a list, whose fields are parameters.
+func ofList(err error) error {
+	var v violations
+	if v.merge("query.", err); len(v) > 0 {
+		return unprocessable(v)
+	}
+	return err
+}
+
+// damagedIDs returns the ids of the damaged items in the error of a page.
+func damagedIDs(err error) (ids []uuid.UUID) {
+	for _, d := range cardvault.Damaged(err) {
+		if d.ID != uuid.Nil {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
 }
 
 // token answers with a token.

@@ -18,7 +18,7 @@ var checks = []func(*handler, *call) error{
 	(*handler).checkVersion, // of the API
 	(*handler).checkScope,   // and approval
 	(*handler).checkSetup,   // of handler and vault
-	(*handler).checkRoom,    // for a forward
+	(*handler).checkRoom,    // for a forward or a stream
 	(*handler).checkBody,    // content type and size
 }
 
@@ -183,16 +183,20 @@ func (h *handler) checkSetup(c *call) error {
 	return c.endpoint.enabled(h)
 }
 
-// checkRoom admits a forward if not too many are under way.
+// checkRoom admits a forward or a stream if not too many are under way.
 func (h *handler) checkRoom(c *call) error {
-	if c.endpoint != forwardCard {
+	of, weight := h.streams, 1
+	switch {
+	case c.endpoint == forwardCard:
+		of, weight = h.forwards, weigh(c.request.ContentLength, c.endpoint.maxBody)
+	case c.endpoint != listAuditRecords || !acceptsLines(c.request):
 		return nil
 	}
-	account, weight := c.principal.Account.ID, weigh(c.request.ContentLength, c.endpoint.maxBody)
-	if !h.forwards.take(account, weight) {
+	account := c.principal.Account.ID
+	if !of.take(account, weight) {
 		return tooMany(1)
 	}
-	c.leave = func() { h.forwards.leave(account, weight) }
+	c.leave = func() { of.leave(account, weight) }
 	return nil
 }
 

@@ -37,6 +37,7 @@ var (
 	integrationDisabled = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The provider integration is not enabled."}
 	webhooksDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Webhooks are not enabled."}
 	forwardsDisabled    = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "Forwarding is not enabled."}
+	auditDisabled       = &failure{status: 403, classifier: "INTEGRATION_NOT_ENABLED", message: "The audit log is not enabled."}
 	destinationRefused  = &failure{status: 403, classifier: "DESTINATION_NOT_ALLOWED", message: "The operator does not allow this request to this URL."}
 	originNotAllowed    = &failure{status: 403, classifier: "ORIGIN_NOT_ALLOWED", message: "Pages of this origin may not use the account's sessions."}
 	notFound            = &failure{status: 404, classifier: "NOT_FOUND", message: "There is no such resource."}

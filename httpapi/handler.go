@@ -196,7 +196,7 @@ func NewHandler(v *cardvault.Vault, opts *Options) (http.Handler, error) {
 	if o.MaxForwards < minForwards {
 		return nil, fmt.Errorf("httpapi: Options.MaxForwards must be at least %d", minForwards)
 	}
-	h.forwards = newRoom(o.MaxForwards)
+	h.forwards, h.streams = newRoom(o.MaxForwards), newRoom(maxStreams)
 
 	revocations := o.RateLimit
 	if revocations.PerSecond == 0 {
@@ -228,6 +228,7 @@ type handler struct {
 	unauthorized *failure              // with Options.Challenge
 	entry        http.Handler          // the card-entry component
 	forwards     *room                 // that are under way
+	streams      *room                 // likewise
 	endless      sync.Once             // a ResponseWriter without deadlines was logged
 }
 
@@ -332,6 +333,8 @@ func (c *call) write(w http.ResponseWriter, err error) (status int) {
 	}
 	c.buffers.answer = c.answer
 	switch {
+	case err == nil && c.lines != nil:
+		return c.stream(w)
 	case err == nil && c.file != nil:
 		c.answer = c.file
 	case c.opts.OmitAbsent:

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cardvault/cardvault/invalid"
+	"github.com/google/uuid"
 )
 
 // errMalformed is the only error for a query that cannot be read, and has no details: the
@@ -111,6 +112,19 @@ func (q *query) integer(name string, min, max, def int64) int64 {
 	return n
 }
 
+// id reads an id, zero if the parameter is absent.
+func (q *query) id(name string) uuid.UUID {
+	value, ok := q.one(name)
+	if !ok {
+		return uuid.Nil
+	}
+	id, ok := parseID(value)
+	if !ok {
+		q.refuse(name, invalid.Format, "an id")
+	}
+	return id
+}
+
 // boolean reads true or false, nil if the parameter is absent.
 func (q *query) boolean(name string) *bool {
 	value, ok := q.one(name)
@@ -132,19 +146,19 @@ func (q *query) page() (limit, page int64) {
 	return q.integer("limit", 1, 500, 50), q.integer("page", 1, math.MaxInt32, 1)
 }
 
-// ascending reads the order of a list; the default is descending. The plus of
+// ascending reads the order of a list by a member; the default is descending. The plus of
 // the documented values arrives as a space unless it is escaped.
-func (q *query) ascending() bool {
+func (q *query) ascending(by string) bool {
 	value, ok := q.one("sort")
 	if !ok {
 		return false
 	}
 	switch value {
-	case "created_at asc", "created_at+asc":
+	case by + " asc", by + "+asc":
 		return true
-	case "created_at desc", "created_at+desc":
+	case by + " desc", by + "+desc":
 	default:
-		q.refuse("sort", invalid.Enum, "created_at+asc, created_at+desc")
+		q.refuse("sort", invalid.Enum, by+"+asc, "+by+"+desc")
 	}
 	return false
 }

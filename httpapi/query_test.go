@@ -23,7 +23,7 @@ type filters struct {
 
 func readFilters(q *query) (f filters) {
 	f.limit, f.page = q.page()
-	f.ascending = q.ascending()
+	f.ascending = q.ascending("created_at")
 	f.from, f.to = q.span()
 	f.status = listOf(q, "network_token_status", statuses)
 	f.scheme = listOf(q, "scheme", schemes)

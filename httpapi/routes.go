@@ -84,6 +84,7 @@ var routes = []route{
 	{[]string{"webhooks", "*", "test"}, map[string]*endpoint{"POST": testWebhook}},
 	{[]string{"webhooks", "*", "deliveries"}, map[string]*endpoint{"GET": listDeliveries}},
 	{[]string{"events", "*", "redeliver"}, map[string]*endpoint{"POST": redeliverEvent}},
+	{[]string{"audit-records"}, map[string]*endpoint{"GET": listAuditRecords}},
 	componentRoute("card-entry.js"),
 	componentRoute("card-entry.d.ts"),
 	componentRoute("custom-elements.json"),

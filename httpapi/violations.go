@@ -85,6 +85,7 @@ var fieldNames = map[string]string{
 	"Limit":                "limit",
 	"Page":                 "page",
 	"From":                 "from",
+	"After":                "after",
 	"Scheme":               "scheme",
 	"NetworkTokenStatus":   "network_token_status",
 	"Amount":               "amount",

@@ -29,6 +29,8 @@ func absent(err error) bool {
 
 // A run is the records of a segment for a checkpoint.
 type run struct {
+	of        *segment // of this process; nil: of another
+	stored    bool     // it has a record, and so a promise
 	lane      uuid.UUID
 	first     uint64
 	digests   [][audit.DigestSize]byte
@@ -46,12 +48,16 @@ func (l *Log) prove(ctx context.Context, n *lane) error {
 		}
 
 		_, err := ledger.Retry(ctx, func() (struct{}, error) {
-			runs := make([]*run, len(ready))
-			for i, s := range ready {
-				var err error
-				if runs[i], err = l.runOf(ctx, s); err != nil {
+			var runs []*run
+			for _, s := range ready {
+				if s.proved {
+					continue
+				}
+				r, err := l.runOf(ctx, s)
+				if err != nil {
 					return struct{}{}, err
 				}
+				runs = append(runs, r)
 			}
 			return struct{}{}, l.extend(ctx, n.rows, 0, runs...)
 		})
@@ -86,7 +92,7 @@ func (l *Log) proved(n *lane, done []*segment) {
 
 // runOf returns the records of a segment that has ended. Nothing of it changes any more.
 func (l *Log) runOf(ctx context.Context, s *segment) (*run, error) {
-	r := &run{lane: s.lane, first: s.first, low: s.row, high: s.entries[len(s.entries)-1].row}
+	r := &run{of: s, lane: s.lane, first: s.first, low: s.row, high: s.entries[len(s.entries)-1].row}
 	for i := range s.entries {
 		e := &s.entries[i]
 		is := e.is
@@ -95,12 +101,16 @@ func (l *Log) runOf(ctx context.Context, s *segment) (*run, error) {
 			if err != nil {
 				return nil, err
 			}
-			if is = stored; found == nil {
+			switch {
+			case found == nil:
 				is = void
 				if err := l.vacate(s, e.row, r); err != nil {
 					return nil, err
 				}
-			} else {
+			case found.Class == classVacant: // by a checkpoint with an unknown outcome
+				is = void
+			default:
+				is = stored
 				r.present = append(r.present, e.row)
 			}
 		}
@@ -108,6 +118,7 @@ func (l *Log) runOf(ctx context.Context, s *segment) (*run, error) {
 		var digest [audit.DigestSize]byte
 		if is == stored {
 			digest = e.digest
+			r.stored = true
 		}
 		r.digests = append(r.digests, digest)
 	}
@@ -136,9 +147,12 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	if due.IsZero() && l.Retention > 0 {
 		due = ledger.Now().Add(l.Retention)
 	}
-	if erased > c.erased {
+	switch {
+	case erased > c.erased:
 		c.erased, due = erased, ledger.Now()
 		runs = []*run{{}}
+	case len(runs) == 0:
+		return nil
 	}
 
 	keys := rows.Box.Keys()
@@ -192,6 +206,20 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 
 // put writes what goes with the checkpoint of a run.
 func (r *run) put(l *Log, tx store.Tx) error {
+	if r.stored {
+		// Without its promise it has a checkpoint: of another process, or one whose outcome was
+		// unknown.
+		switch _, err := tx.Get(l.Kinds.Segment, r.low); {
+		case absent(err):
+			if r.of != nil {
+				r.of.proved = true
+			}
+			return ledger.ErrAgain
+		case err != nil:
+			return err
+		}
+	}
+
 	if r.low != uuid.Nil {
 		tx.Delete(l.Kinds.Segment, r.low)
 	}
@@ -256,7 +284,7 @@ func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Reco
 		return 0, err
 	}
 
-	r := &run{lane: p.lane, first: p.first, low: rec.ID, high: rec.ID}
+	r := &run{stored: true, lane: p.lane, first: p.first, low: rec.ID, high: rec.ID}
 	for _, o := range found {
 		for uint64(len(r.digests)) < o.Sequence-p.first {
 			r.digests = append(r.digests, [audit.DigestSize]byte{})

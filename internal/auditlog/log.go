@@ -128,6 +128,7 @@ type segment struct {
 	promise  *store.Record
 	failed   error // of sealing
 	promised atomic.Bool
+	proved   bool // Log.ticking; it has a checkpoint that this process does not know
 }
 
 // A state is the progress of a record.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/audittest"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
@@ -205,6 +206,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[ppantest.Harness](),
 		reflect.TypeFor[updatertest.Harness](),
 		reflect.TypeFor[sinktest.Harness](),
+		reflect.TypeFor[audittest.Harness](),
 		reflect.TypeFor[networktest.Harness](),
 		reflect.TypeFor[payone.Client](),
 		reflect.TypeFor[payone.HashParameters](),

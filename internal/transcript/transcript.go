@@ -9,6 +9,7 @@
 //	@identify {id3} passed                     the shopper answers the challenge: passed or failed
 //	@network                                   all that follow go to one whose vault has a network
 //	@updater                                   as @network, and an account updater
+//	@audit                                     from now on the vaults have an audit log
 //	@run                                       from now on the vault does its background work
 //	@damage                                    somebody changes the stored token that was made last
 //	@provider                                  the next request has the headers of PPANHeaders
@@ -213,6 +214,8 @@ func (p *player) read(t *testing.T, line string, r *request) {
 		r.on = line[len("@on "):]
 	case line == "@run":
 		p.world.run(t, p.world.vaults)
+	case line == "@audit":
+		p.world.addAudit(t)
 	case line == "@damage":
 		p.world.damage(t)
 	case line == "@provider":
@@ -255,7 +258,7 @@ func (p *player) ask(t *testing.T, h http.Handler, r *request, paragraph string)
 	case image:
 		answer = append(answer, got.Header.Get("Content-Type")+" of "+strconv.Itoa(len(got.Body))+" bytes")
 	case got.Body != "":
-		answer = append(answer, got.Body)
+		answer = append(answer, strings.ReplaceAll(got.Body, "\n", "")) // of lines
 	}
 
 	actual := fmt.Sprintf("= %d", got.Status)
@@ -501,6 +504,10 @@ func CheckCommon(t testing.TB, method string, a *Answer) {
 	case a.Status == http.StatusNoContent:
 		if len(contentType)+len(length)+len(a.Body) > 0 {
 			t.Errorf("a 204 has content: %q %q %q", contentType, length, a.Body)
+		}
+	case len(contentType) == 1 && contentType[0] == "application/x-ndjson" && len(length) == 0:
+		if method == "HEAD" && a.Body != "" || a.Body != "" && !strings.HasSuffix(a.Body, "}\n") {
+			t.Errorf("the lines end with %.20q", a.Body[max(0, len(a.Body)-20):])
 		}
 	case len(contentType) != 1 || contentType[0] != "application/json":
 		t.Errorf("content type is %q", contentType)

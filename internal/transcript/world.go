@@ -153,7 +153,7 @@ func newWorld(t *testing.T, s *Setup, provider *psp) *world {
 // replicas returns handlers of all sorts, by the names that @on uses.
 func (w *world) replicas(t *testing.T) map[string]http.Handler {
 	disabled := w.opts
-	disabled.PPAN, disabled.Webhooks = nil, nil
+	disabled.PPAN, disabled.Webhooks, disabled.Audit = nil, nil, nil
 	closed := w.open(t, w.setup.Stores, &w.opts)
 
 	var failing []*failingStore
@@ -174,7 +174,7 @@ func (w *world) replicas(t *testing.T) map[string]http.Handler {
 	return map[string]http.Handler{
 		"":         w.serve(t, w.vaults, httpapi.Options{}),
 		"closed":   w.serve(t, closed, httpapi.Options{}),
-		"disabled": w.serve(t, w.open(t, w.setup.Stores, &disabled), httpapi.Options{}), // it has no provider, no sender and no forwarder
+		"disabled": w.serve(t, w.open(t, w.setup.Stores, &disabled), httpapi.Options{}), // it has no provider, no sender, no forwarder and no audit log
 		"failing":  w.serve(t, failingVaults, httpapi.Options{}),                        // its store is unavailable
 		"shop":     w.serve(t, w.vaults, httpapi.Options{AllowedOrigins: []string{"https://shop.example"}}),
 		// {key} has just made its one request in ten seconds to each replica, and one DELETE
@@ -221,6 +221,13 @@ func (w *world) serve(t *testing.T, vaults []*cardvault.Vault, opts httpapi.Opti
 		return replicas[0]
 	}
 	return w.setup.Front(t, replicas)
+}
+
+// addAudit opens the vaults anew, with an audit log.
+func (w *world) addAudit(t *testing.T) {
+	w.opts.Audit = &cardvault.AuditOptions{}
+	w.vaults = w.open(t, w.setup.Stores, &w.opts)
+	w.handlers = w.replicas(t)
 }
 
 // addNetwork adds the handler "network": vaults on the same stores whose network

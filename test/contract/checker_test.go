@@ -399,10 +399,10 @@ var semantic = map[string][]string{
 	"unknown_placeholder":     {"request.url", "request.headers", "request.body"},
 
 	"invalid_range":  {"query.from"},
-	"out_of_range":   {"address_ranges"},                                                                                                                            // of the calling key
-	"too_long":       {"url", "request.url"},                                                                                                                        // its limit is in bytes
-	"invalid_format": {"account_number", "url", "request.url", "request.headers", "request.body", "query.from", "query.to", "result.enc_payload", "address_ranges"}, // a length invalid for the scheme, an invalid target, date or claim
-	"not_an_integer": {"amount", "payment_data.amount", "expiration_time", "expiry_month", "expiry_year"},                                                           // 4.0, an integer in JSON Schema
+	"out_of_range":   {"address_ranges"},                                                                                                                                           // of the calling key
+	"too_long":       {"url", "request.url"},                                                                                                                                       // its limit is in bytes
+	"invalid_format": {"account_number", "query.after", "url", "request.url", "request.headers", "request.body", "query.from", "query.to", "result.enc_payload", "address_ranges"}, // a length invalid for the scheme, an invalid target, date or claim
+	"not_an_integer": {"amount", "payment_data.amount", "expiration_time", "expiry_month", "expiry_year"},                                                                          // 4.0, an integer in JSON Schema
 }
 
 // unexplained returns the server's reason for refusing to read a request that the contract

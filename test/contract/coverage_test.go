@@ -244,4 +244,6 @@ var unseen = map[string]string{
 	"parameter x-request-id of forward":               "likewise",
 	"of schemas/ForwardRequest.request.method":        "likewise",
 	"MALFORMED_REQUEST of responses/PreflightRefused": "a body that breaks off",
+	"value failed of schemas/AuditRecord":             "a fault of the vault, whose records are read later",
+	"member name of schemas/AuditRecord.actor":        "only other Authenticators name callers",
 }

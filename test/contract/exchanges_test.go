@@ -165,7 +165,7 @@ func vaultOn(t testing.TB, s store.Store, o cardvault.Options) *cardvault.Vault 
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Mode = cardvault.Sandbox
+	o.Mode, o.Audit = cardvault.Sandbox, new(cardvault.AuditOptions)
 	v, err := cardvault.New(t.Context(), s, keys, &o)
 	if err != nil {
 		t.Fatal(err)

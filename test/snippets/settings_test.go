@@ -83,6 +83,7 @@ var inComments = map[string]setting{
 	"card/card.go: 1":                       {first: "var _ interface {\n", last: "} = card.PAN{}"},
 	"forward/forward.go: 1":                 {declarations: vault},
 	"httpapi/handler.go: 1":                 {declarations: vault},
+	"audittest/audittest.go: 1":             {declarations: `var bucket any; var NewSink func(any) audit.Sink; var Kept func(context.Context, any) ([]*audit.Checkpoint, error)`},
 	"idvtest/idvtest.go: 1":                 {declarations: test + `var my3ds struct{ New func(any) idv.Provider }; var testSystem any`},
 	"internal/realtest/postgres.go: 1":      {module: "."},
 	"networks/networks.go: 1":               {declarations: vault + `var visa, mastercard, aggregator network.Provider`, compiled: "ExampleRoute makes the same call"},

@@ -131,7 +131,7 @@ var imports = map[string]string{
 
 func init() {
 	for _, pkg := range []string{
-		"", "audit", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "kms", "kms/gocloud", "kms/pkcs11", "kms/shares", "network", "networks", "networktest", "payone", "ppan", "ppantest",
+		"", "audit", "audittest", "card", "forward", "httpapi", "idv", "idvtest", "internal/realtest", "internal/tlv", "keytest", "kms", "kms/gocloud", "kms/pkcs11", "kms/shares", "network", "networks", "networktest", "payone", "ppan", "ppantest",
 		"receive", "receive/endpoint", "simnet", "sinktest", "store", "store/memstore", "store/pgstore", "store/storetest", "store/valkeycodes",
 		"updater", "updatertest", "vaulttest", "vaulttest/vaultsuite", "webhook", "webhook/webhooktest",
 	} {
