@@ -328,6 +328,38 @@ type Counter interface {
 	Changes(kind Kind) uint64
 }
 
+// A Snapshotter is a Store that keeps one state for a long read, at no cost to others. A
+// vault on a store that several processes share can be backed up only if it is one. A
+// decorator of a Snapshotter is one only if it has the method itself.
+type Snapshotter interface {
+	// Snapshot calls fn once, with the state of the store at some instant of the call. fn may
+	// take as long as ctx lasts, and may wait and do I/O: meanwhile Views and Updates go on,
+	// also in fn. It returns the error of fn, or one of the package's errors.
+	Snapshot(ctx context.Context, fn func(ReadTx) error) error
+}
+
+// A Watcher is a Store through which all writes of its records pass, and that names the
+// records as they are written. A vault on it can be backed up while it is in use. A decorator
+// of a Watcher is one only if it has the method itself.
+type Watcher interface {
+	// Watch has changing called with the keys of records that are being put or deleted, before
+	// a View can see it. The function that changing returns is called once all later Views see
+	// the change, or the writes have failed. Both may be called by several goroutines, and
+	// neither calls the store or waits.
+	//
+	// Until stop is called, only changes are left out that every View sees which begins after
+	// Watch has returned.
+	Watch(changing func([]Key) (changed func())) (stop func())
+}
+
+// A Loader is implemented by the Tx of a store into which a backup can be restored. If the Tx
+// is [Divided], the Tx of each account is one as well.
+type Loader interface {
+	// Load writes a record that is not in the store, whatever its version except zero. If it is,
+	// or the version is zero, Update returns ErrConflict. All else is as for Put.
+	Load(r *Record)
+}
+
 // Patience bounds how long an Update with a context of [Patient] waits for company.
 const Patience = 10 * time.Millisecond
 

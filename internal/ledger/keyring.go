@@ -298,6 +298,9 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 // settle checks that the keyring m, which was loaded, is the last one and of this store, and
 // renews it.
 func (l *Ledger) settle(ctx context.Context, m *meta) error {
+	if err := l.View(ctx, l.frozen); err != nil {
+		return err
+	}
 	if err := l.newest(ctx, m); err != nil {
 		return err
 	}
@@ -484,7 +487,13 @@ func (l *Ledger) newest(ctx context.Context, m *meta) error {
 // initialize writes a new vault with its default account, if the store is empty. It
 // returns store.ErrConflict if another process was faster.
 func (l *Ledger) initialize(ctx context.Context, first func() (uuid.UUID, []*store.Record, error)) error {
-	if err := l.View(ctx, untouched); err != nil {
+	err := l.View(ctx, func(tx store.ReadTx) error {
+		if err := l.frozen(tx); err != nil {
+			return err
+		}
+		return untouched(tx)
+	})
+	if err != nil {
 		return err
 	}
 

@@ -22,13 +22,22 @@ func (wrapper) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return byt
 
 func (wrapper) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
 
+// Ring returns the key-encryption key of the ledgers.
+func Ring() ledger.Ring { return ledger.Ring{{Wrapper: wrapper{}}} }
+
 // New returns the ledger of a new vault in memory, whose kinds belong together as families
 // says. An answer of the store that cannot be right fails the test.
 func New(t testing.TB, families ledger.Families) *ledger.Ledger {
 	t.Helper()
+	return On(t, memstore.New(), families)
+}
+
+// On is New for a vault in a store.
+func On(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
+	t.Helper()
 	l := ledger.New(ledger.Config{
-		Store:    memstore.New(),
-		Ring:     ledger.Ring{{Wrapper: wrapper{}}},
+		Store:    s,
+		Ring:     Ring(),
 		ModeName: func(uint8) string { return "test" },
 		Families: families,
 		Log:      slog.New(slog.DiscardHandler),

@@ -39,6 +39,7 @@ import (
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/internal/queue"
+	"github.com/cardvault/cardvault/store/internal/watch"
 )
 
 // Options are the optional parts of [Open].
@@ -108,6 +109,8 @@ type Store struct {
 	// when they have ended: odd while one is under way, and after Close.
 	changes [256]atomic.Uint64
 
+	watchers watch.List
+
 	mu     sync.RWMutex
 	h      *handle // nil while the file is not open
 	failed error   // why h is nil
@@ -130,6 +133,7 @@ type Store struct {
 var (
 	_ store.Store   = (*Store)(nil)
 	_ store.Counter = (*Store)(nil)
+	_ store.Watcher = (*Store)(nil)
 )
 
 // View implements [store.Store]. It returns store.ErrUnavailable after a failure
@@ -172,6 +176,11 @@ func (s *Store) use() (*handle, error) {
 // caller's. A Tx used after fn has returned panics.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.queue.Do(ctx, &call{fn: fn})
+}
+
+// Watch implements [store.Watcher].
+func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func()) {
+	return s.watchers.Watch(changing)
 }
 
 // Changes implements [store.Counter].

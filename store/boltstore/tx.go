@@ -512,6 +512,7 @@ type op struct {
 	id      uuid.UUID
 	row     []byte
 	deletes bool
+	loads   bool // whatever its version
 }
 
 // An updater is a store.Tx: a reader that collects writes.
@@ -523,11 +524,19 @@ type updater struct {
 	few   [2]op // most have no more
 }
 
-var _ store.Tx = (*updater)(nil)
+var (
+	_ store.Tx     = (*updater)(nil)
+	_ store.Loader = (*updater)(nil)
+)
 
-func (u *updater) Put(r *store.Record) {
+func (u *updater) Put(r *store.Record) { u.put(r, false) }
+
+// Load implements [store.Loader].
+func (u *updater) Load(r *store.Record) { u.put(r, true) }
+
+func (u *updater) put(r *store.Record, loads bool) {
 	u.mustLive()
-	o := op{kind: r.Kind, id: r.ID, row: encodeRow(r, u.rows)}
+	o := op{kind: r.Kind, id: r.ID, row: encodeRow(r, u.rows), loads: loads}
 	u.add(o)
 	u.bytes += len(o.row)
 }
@@ -614,7 +623,9 @@ func (w *writer) applyOne(o op) error {
 
 	old := w.get(o.kind, o.id)
 	switch {
-	case r.version != old.version+1:
+	case o.loads && (old.raw != nil || r.version == 0):
+		return store.ErrConflict
+	case !o.loads && r.version != old.version+1:
 		return store.ErrConflict
 	case old.raw != nil && (r.account != old.account || r.parent != old.parent):
 		return store.ErrInvalid

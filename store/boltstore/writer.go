@@ -95,6 +95,16 @@ func (g *group) grown() {
 	g.yielded = 0
 }
 
+// keys returns the keys of the records that the group writes.
+func (g *group) keys() (keys []store.Key) {
+	for _, c := range g.calls {
+		for _, o := range c.tx.ops {
+			keys = append(keys, store.Key{Kind: o.kind, ID: o.id})
+		}
+	}
+	return keys
+}
+
 func (s *Store) isClosing() bool {
 	select {
 	case <-s.queue.Closing():
@@ -205,6 +215,7 @@ func (s *Store) commit() {
 	if !g.w.wrote {
 		s.h.rollback(g.tx)
 	} else {
+		defer s.watchers.Changing(g.keys)()
 		s.changing()
 		s.h.allot(g.tx.Size())
 		s.h.pave(g.tx.Size())

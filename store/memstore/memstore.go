@@ -19,11 +19,14 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/watch"
 )
 
 var (
 	_ store.Store   = (*Store)(nil)
 	_ store.Counter = (*Store)(nil)
+	_ store.Watcher = (*Store)(nil)
+	_ store.Loader  = (*tx)(nil)
 )
 
 // A Store is a [store.Store] in memory. Get one from [New].
@@ -37,6 +40,8 @@ type Store struct {
 	// changes counts the Updates by the kinds that they wrote. It is raised with mu held, and
 	// has its greatest value once closed.
 	changes [256]atomic.Uint64
+
+	watchers watch.List
 }
 
 // New returns an empty store. It may be dropped without Close.
@@ -84,12 +89,18 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return err
 	}
 
+	defer s.watchers.Changing(t.keys)()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range t.writes {
 		s.changes[w.key.kind].Add(1)
 	}
 	return s.state.apply(t.writes)
+}
+
+// Watch implements [store.Watcher].
+func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func()) {
+	return s.watchers.Watch(changing)
 }
 
 // Changes implements [store.Counter].
@@ -119,6 +130,7 @@ func keyOf(r *store.Record) key { return key{r.Kind, r.ID} }
 type write struct {
 	key    key
 	record *store.Record
+	loads  bool
 }
 
 // A state holds every record, and the sorted indexes by which they are found.
@@ -184,7 +196,7 @@ func places(r *store.Record, f func(index, entry)) {
 func (s *state) apply(writes []write) error {
 	var undo []write
 	set := func(k key, r *store.Record) {
-		undo = append(undo, write{k, s.rows[k]})
+		undo = append(undo, write{key: k, record: s.rows[k]})
 		s.set(k, r)
 	}
 
@@ -193,7 +205,7 @@ func (s *state) apply(writes []write) error {
 			set(w.key, nil)
 			continue
 		}
-		if err := check(w.record, s.rows[w.key]); err != nil {
+		if err := check(w, s.rows[w.key]); err != nil {
 			for _, u := range slices.Backward(undo) {
 				s.set(u.key, u.record)
 			}
@@ -205,8 +217,9 @@ func (s *state) apply(writes []write) error {
 	return nil
 }
 
-// check returns an error unless r may replace old, which may be nil.
-func check(r, old *store.Record) error {
+// check returns an error unless a record may be written over old, which may be nil.
+func check(w write, old *store.Record) error {
+	r := w.record
 	size := len(r.Shown) + len(r.Secret)
 	for _, hash := range r.Lookup {
 		if len(hash) > store.MaxLookup {
@@ -218,7 +231,9 @@ func check(r, old *store.Record) error {
 	switch {
 	case r.Kind == 0, r.ID == uuid.Nil, len(r.Lookup) > store.MaxLookups, size > store.MaxRecord:
 		return store.ErrInvalid
-	case old == nil && r.Version != 1, old != nil && r.Version != old.Version+1:
+	case w.loads && (old != nil || r.Version == 0):
+		return store.ErrConflict
+	case old == nil && r.Version != 1 && !w.loads, old != nil && r.Version != old.Version+1:
 		return store.ErrConflict
 	case old != nil && (r.Account != old.Account || r.Parent != old.Parent):
 		return store.ErrInvalid
@@ -395,12 +410,26 @@ func (t *tx) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
 
 func (t *tx) Empty() (bool, error) { return len(t.state.rows) == 0, nil }
 
-func (t *tx) Put(r *store.Record) {
+func (t *tx) Put(r *store.Record) { t.put(r, false) }
+
+// Load implements [store.Loader].
+func (t *tx) Load(r *store.Record) { t.put(r, true) }
+
+func (t *tx) put(r *store.Record, loads bool) {
 	r = r.Clone()
 	if !r.Due.IsZero() {
 		r.Due = time.UnixMicro(r.Due.UnixMicro()).UTC()
 	}
-	t.writes = append(t.writes, write{keyOf(r), r})
+	t.writes = append(t.writes, write{keyOf(r), r, loads})
+}
+
+// keys returns the keys of the writes.
+func (t *tx) keys() []store.Key {
+	keys := make([]store.Key, len(t.writes))
+	for i, w := range t.writes {
+		keys[i] = store.Key{Kind: w.key.kind, ID: w.key.id}
+	}
+	return keys
 }
 
 func (t *tx) Delete(kind store.Kind, id uuid.UUID) {

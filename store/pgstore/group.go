@@ -283,7 +283,11 @@ type op struct {
 	row     *row
 	deletes bool
 	of      *uuid.UUID // the account whose record is deleted; nil: any
+	loads   bool       // whatever its version
 }
+
+// isNew reports whether the op puts a record that is not stored yet.
+func (o *op) isNew() bool { return o.loads || o.row.version == 1 }
 
 // An updater is a store.Tx.
 type updater struct {
@@ -309,6 +313,9 @@ var (
 	_ store.Tx      = dividedUpdater{}
 	_ store.Divided = dividedUpdater{}
 	_ store.Tx      = partUpdater{}
+	_ store.Loader  = (*updater)(nil)
+	_ store.Loader  = dividedUpdater{}
+	_ store.Loader  = partUpdater{}
 )
 
 // In implements [store.Divided].
@@ -333,23 +340,34 @@ func (u *updater) widen() {
 
 func (u *updater) Put(r *store.Record) {
 	u.widen()
-	u.put(r)
+	u.put(r, false)
 }
 
-func (u partUpdater) Put(r *store.Record) {
+// Load implements [store.Loader].
+func (u *updater) Load(r *store.Record) {
+	u.widen()
+	u.put(r, true)
+}
+
+func (u partUpdater) Put(r *store.Record) { u.put(r, false) }
+
+// Load implements [store.Loader].
+func (u partUpdater) Load(r *store.Record) { u.put(r, true) }
+
+func (u partUpdater) put(r *store.Record, loads bool) {
 	if r.Account != u.account {
 		u.write(op{key: u.g.keyAt(r.Kind, u.account, r.ID)}) // which is invalid
 		return
 	}
-	u.put(r)
+	u.updater.put(r, loads)
 }
 
-func (u *updater) put(r *store.Record) {
+func (u *updater) put(r *store.Record, loads bool) {
 	w := rowOf(r)
 	if w != nil {
 		u.bytes += w.size()
 	}
-	u.write(op{key: u.g.keyAt(r.Kind, r.Account, r.ID), row: w})
+	u.write(op{key: u.g.keyAt(r.Kind, r.Account, r.ID), row: w, loads: loads})
 }
 
 func (u *updater) Delete(kind store.Kind, id uuid.UUID) {
@@ -523,7 +541,7 @@ func (g *group) apply(ops []op) (refused error, known bool) {
 // wants notes the rows that have to be known for all writes of a function.
 func (g *group) wants(ops []op) (some bool) {
 	for _, o := range ops {
-		if !o.deletes && (o.row == nil || o.row.version == 1 && g.mode == modeTrusting) {
+		if !o.deletes && (o.row == nil || o.isNew() && g.mode == modeTrusting) {
 			continue
 		}
 		if _, known := g.state(o.key); !known {
@@ -541,7 +559,7 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 
 	old, known := g.state(o.key)
 	if !known {
-		if o.row.version != 1 || g.mode != modeTrusting {
+		if !o.isNew() || g.mode != modeTrusting {
 			g.wantRows[o.key] = struct{}{}
 			return nil, false
 		}
@@ -550,7 +568,9 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 	}
 
 	switch {
-	case old == nil && o.row.version != 1, old != nil && o.row.version != old.version+1:
+	case o.loads && (old != nil || o.row.version == 0):
+		return store.ErrConflict, true
+	case old == nil && !o.isNew(), old != nil && o.row.version != old.version+1:
 		return store.ErrConflict, true
 	case old != nil && (o.row.account != old.account || o.row.parent != old.parent):
 		return store.ErrInvalid, true

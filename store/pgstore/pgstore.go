@@ -166,6 +166,8 @@ type Store struct {
 var (
 	_ store.Store = (*Store)(nil)
 	_ store.Waker = (*Store)(nil)
+
+	_ store.Snapshotter = (*Store)(nil)
 )
 
 // New returns a store on a database that [Migrate] has prepared, and starts its goroutines,

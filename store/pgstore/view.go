@@ -149,3 +149,59 @@ func (v *view) end() {
 	}
 	v.conn.Release()
 }
+
+// snapshotIdle bounds how long a function of Snapshot does not read: no server keeps a state
+// for a process that has died.
+const snapshotIdle = "SET LOCAL idle_in_transaction_session_timeout = '10min'"
+
+// Snapshot implements [store.Snapshotter]. fn reads at least once in ten minutes. It waits for
+// no lock and holds none, but VACUUM keeps the rows that it can see.
+func (s *Store) Snapshot(ctx context.Context, fn func(store.ReadTx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return store.ErrClosed
+	}
+
+	conn, err := patiently(ctx, func() (*pgxpool.Conn, error) { return s.server.acquire(ctx) })
+	if err != nil {
+		return s.snapshotFailed(ctx, err)
+	}
+	v := &view{server: s.server, ctx: ctx, conn: conn}
+	defer v.end()
+	for _, sql := range []string{"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", timeouts, snapshotIdle} {
+		if _, v.err = conn.Exec(ctx, sql); v.err != nil {
+			return s.snapshotFailed(ctx, v.err)
+		}
+	}
+
+	r := &reader{server: s.server, ask: v.askSnapshot}
+	defer r.end()
+	return fn(r.tx())
+}
+
+func (s *Store) snapshotFailed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return failed(verdictOfRead(err), err)
+}
+
+// askSnapshot asks in an open transaction. Its answers are no memory for later reads.
+func (v *view) askSnapshot(q *question) (*answer, error) {
+	if v.err != nil {
+		return nil, v.err
+	}
+	ctx, cancel := context.WithTimeout(v.ctx, answering+patience)
+	defer cancel()
+	a, err := ask(ctx, v.conn.Conn(), q)
+	if err != nil {
+		if v.err = v.ctx.Err(); v.err == nil {
+			v.err = failed(verdictOfRead(err), err)
+		}
+	}
+	return a, v.err
+}

@@ -76,7 +76,7 @@ type rule struct {
 	check func(t testing.TB, s store.Store)
 }
 
-var rules = slices.Concat(recordRules, listRules, sharedRules, indexRules, scanRules, modelRules, updateRules, dividedRules, isolationRules, contextRules, closeRules)
+var rules = slices.Concat(recordRules, listRules, sharedRules, indexRules, scanRules, powerRules, modelRules, updateRules, dividedRules, isolationRules, contextRules, closeRules)
 
 const (
 	kindA store.Kind = 1

@@ -88,6 +88,10 @@ type mutant struct {
 	delete  func(tx store.Tx, kind store.Kind, id uuid.UUID)
 	changes func(kind store.Kind) uint64
 	in      func(tx store.Tx, account uuid.UUID) store.Tx // nil: accounts are not kept apart
+	load    func(tx store.Tx, r *store.Record)
+	watch   func(changing func([]store.Key) func()) (stop func())
+
+	snapshot func(ctx context.Context, fn func(store.ReadTx) error) error
 }
 
 type reads struct {
@@ -129,6 +133,46 @@ func (m *mutant) Changes(kind store.Kind) uint64 {
 		return m.changes(kind)
 	}
 	return m.Store.(store.Counter).Changes(kind)
+}
+
+func (m *mutant) Watch(changing func([]store.Key) func()) (stop func()) {
+	if m.watch != nil {
+		return m.watch(changing)
+	}
+	return m.Store.(store.Watcher).Watch(changing)
+}
+
+// Snapshot shows a copy of the store.
+func (m *mutant) Snapshot(ctx context.Context, fn func(store.ReadTx) error) error {
+	if m.snapshot != nil {
+		return m.snapshot(ctx, fn)
+	}
+	var all []*store.Record
+	err := m.View(ctx, func(tx store.ReadTx) error {
+		for kind := range 255 {
+			records, err := tx.Scan(store.Kind(kind+1), uuid.Nil, 1000)
+			if err != nil {
+				return err
+			}
+			all = append(all, records...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	of := memstore.New()
+	err = of.Update(ctx, func(tx store.Tx) error {
+		for _, r := range all {
+			tx.(store.Loader).Load(r)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return of.View(ctx, fn)
 }
 
 func (m *mutant) Close() error {
@@ -211,6 +255,14 @@ func (t mutantTx) Put(r *store.Record) {
 		return
 	}
 	t.tx.Put(r)
+}
+
+func (t mutantTx) Load(r *store.Record) {
+	if t.m.load != nil {
+		t.m.load(t.tx, r)
+		return
+	}
+	t.tx.(store.Loader).Load(r)
 }
 
 func (t mutantTx) Delete(kind store.Kind, id uuid.UUID) {
@@ -362,6 +414,58 @@ var mutants = []struct {
 				r.Account = old.Account
 			}
 		})
+	}},
+	{"Load makes the first version", "Load", func(m *mutant) {
+		m.load = func(tx store.Tx, r *store.Record) {
+			altered(func(_ store.Tx, r *store.Record) { r.Version = 1 })(tx, r)
+		}
+	}},
+	{"Load writes over a record", "Load", func(m *mutant) {
+		m.load = func(tx store.Tx, r *store.Record) { tx.Delete(r.Kind, r.ID); tx.(store.Loader).Load(r) }
+	}},
+	{"deletions are not named", "Watch", func(m *mutant) {
+		m.watch = func(changing func([]store.Key) func()) func() {
+			return m.Store.(store.Watcher).Watch(func(keys []store.Key) func() {
+				return changing(slices.DeleteFunc(keys, func(k store.Key) bool { return k.Kind == 2 }))
+			})
+		}
+	}},
+	{"changes are named once they are made", "Watch", func(m *mutant) {
+		m.watch = func(changing func([]store.Key) func()) func() {
+			return m.Store.(store.Watcher).Watch(func(keys []store.Key) func() { return func() { changing(keys)() } })
+		}
+	}},
+	{"changes are settled before they are made", "Watch", func(m *mutant) {
+		m.watch = func(changing func([]store.Key) func()) func() {
+			return m.Store.(store.Watcher).Watch(func(keys []store.Key) func() { changing(keys)(); return func() {} })
+		}
+	}},
+	{"changes are never settled", "Watch", func(m *mutant) {
+		m.watch = func(changing func([]store.Key) func()) func() {
+			return m.Store.(store.Watcher).Watch(func(keys []store.Key) func() { changing(keys); return func() {} })
+		}
+	}},
+	{"stop does nothing", "Watch", func(m *mutant) {
+		m.watch = func(changing func([]store.Key) func()) func() {
+			m.Store.(store.Watcher).Watch(changing)
+			return func() {}
+		}
+	}},
+	{"each read of a Snapshot has a state of its own", "KeptState", func(m *mutant) {
+		m.snapshot = func(ctx context.Context, fn func(store.ReadTx) error) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return fn(eachRead{m.Store})
+		}
+	}},
+	{"a Snapshot keeps others from writing", "KeptState", func(m *mutant) {
+		m.snapshot = func(ctx context.Context, fn func(store.ReadTx) error) error {
+			return m.Store.View(ctx, func(tx store.ReadTx) error {
+				m.update = func(context.Context, func(store.Tx) error) error { return store.ErrUnavailable }
+				return fn(tx)
+			})
+		}
 	}},
 	{"children are deleted", "Delete", cascading(1)},
 	{"grandchildren are deleted", "Delete", cascading(2)},
@@ -946,6 +1050,49 @@ func snapshots(m *mutant) {
 	}
 }
 
+// eachRead is a ReadTx without a state of its own.
+type eachRead struct{ s store.Store }
+
+func eachView[T any](e eachRead, read func(tx store.ReadTx) (T, error)) (value T, err error) {
+	err = e.s.View(background, func(tx store.ReadTx) (err error) {
+		value, err = read(tx)
+		return err
+	})
+	return value, err
+}
+
+func (e eachRead) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	return eachView(e, func(tx store.ReadTx) (*store.Record, error) { return tx.Get(kind, id) })
+}
+
+func (e eachRead) List(q *store.Query) (*store.List, error) {
+	return eachView(e, func(tx store.ReadTx) (*store.List, error) { return tx.List(q) })
+}
+
+func (e eachRead) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	return eachView(e, func(tx store.ReadTx) ([]*store.Record, error) { return tx.Lookup(kind, hash, limit) })
+}
+
+func (e eachRead) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
+	return eachView(e, func(tx store.ReadTx) ([]*store.Record, error) { return tx.Due(kind, shards, until, limit) })
+}
+
+func (e eachRead) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
+	return eachView(e, func(tx store.ReadTx) (time.Time, error) { return tx.Next(kind, shards) })
+}
+
+func (e eachRead) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	return eachView(e, func(tx store.ReadTx) ([]*store.Record, error) { return tx.Scan(kind, after, limit) })
+}
+
+func (e eachRead) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
+	return eachView(e, func(tx store.ReadTx) ([]store.Key, error) { return tx.Children(parent, limit) })
+}
+
+func (e eachRead) Empty() (bool, error) {
+	return eachView(e, func(tx store.ReadTx) (bool, error) { return tx.Empty() })
+}
+
 type deletionsLast struct {
 	store.Tx
 	deletions []func(store.Tx)
@@ -1029,8 +1176,8 @@ func TestRulesCanFail(t *testing.T) {
 			}
 		}
 
-		// This rule waits a moment for the fault to show: in a bubble it always does.
-		if c.rule == "CloseWaits" {
+		// These rules wait for the fault to show: in a bubble it always does, at once.
+		if c.rule == "CloseWaits" || c.rule == "Watch" {
 			inBubble := check
 			check = func(t *testing.T) { synctest.Test(t, inBubble) }
 		}

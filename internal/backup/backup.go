@@ -1,0 +1,407 @@
+package backup
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// Bounds of a View.
+const (
+	pageRows  = 512
+	pageBytes = 1 << 20 // after which it reads no further records
+	step      = 256     // records read at a time
+	pageKinds = 16      // kinds without records
+	readAgain = 256     // changed records
+)
+
+const (
+	holdBytes = 8 << 20 // of changes that are read before they are written
+	laps      = 256     // how often a writer that is too slow is waited for
+)
+
+// A Progress reports how far a backup or its restoration has come.
+type Progress struct {
+	Records int64 // written; those that are written again count again
+	Bytes   int64 // of the stream
+}
+
+// A Report describes a backup.
+type Report struct {
+	ID      uuid.UUID
+	At      time.Time // its instant
+	Records int64     // in the stream; those that were written again count again
+	Deleted int64     // likewise, of deletions
+	Damaged int64     // records that the store could not read, and that are not in it
+	Bytes   int64     // of the stream
+	Chunks  uint64
+	Terms   []uint32 // of the keys under which records may be sealed
+}
+
+// A Config says what a backup works with.
+type Config struct {
+	Ledger   *ledger.Ledger
+	Progress func(Progress) // nil: none
+	Most     int            // changed records that are held one by one; 0: 131,072
+}
+
+// ErrStore is returned for a store that cannot be backed up while it is in use.
+var ErrStore = errors.New("cardvault: the store is neither a store.Snapshotter nor a store.Watcher: back it up by its own means")
+
+// ErrSlow is returned when a writer does not take the stream as fast as records change.
+var ErrSlow = fmt.Errorf("%w: records change faster than the backup is written", ledger.ErrUnavailable)
+
+// Make writes the records of a vault to w. On a store.Snapshotter they are those of one
+// snapshot. Else they are those of the last View: short Views read all records, and then
+// those that have changed meanwhile, until the few that are left fit into one View. w is
+// never called during a View.
+//
+// The error is ledger.ErrDamaged, with a report, if the stream is whole but some records
+// could not be read.
+func Make(ctx context.Context, c Config, w io.Writer) (*Report, error) {
+	l := c.Ledger
+	keyring, err := l.KeyringRecord(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := &maker{ledger: l, w: w, progress: c.Progress, changes: newChanges(cmp.Or(c.Most, mostChanges)), counts: map[store.Kind]*count{}}
+	if err := m.begin(keyring); err != nil {
+		return nil, err
+	}
+
+	m.at = ledger.Now()
+	able, err := l.Snapshot(ctx, func(tx store.ReadTx) error {
+		m.view = func(_ context.Context, fn func(store.ReadTx) error) error { return fn(tx) }
+		return m.copyAll(ctx)
+	})
+	if !able {
+		err = m.follow(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := m.end(); err != nil {
+		return nil, err
+	}
+	if m.report.Damaged > 0 {
+		err = fmt.Errorf("%w: %d records cannot be read, and are not in the backup", ledger.ErrDamaged, m.report.Damaged)
+	}
+	return &m.report, err
+}
+
+// A maker makes one backup.
+type maker struct {
+	ledger   *ledger.Ledger
+	w        io.Writer
+	progress func(Progress)
+	view     func(context.Context, func(store.ReadTx) error) error
+	changes  *changes
+	sums     *sums
+	at       time.Time // the instant
+	counts   map[store.Kind]*count
+	report   Report
+
+	bodies [][]byte // of chunks to be written
+	held   int      // bytes of these
+}
+
+// begin writes the head.
+func (m *maker) begin(keyring *store.Record) error {
+	keys := m.ledger.Box.Keys()
+	m.report.ID = uuid.New()
+	m.sums = newSums(keys, m.report.ID)
+	h := &head{format, m.report.ID, keys.Vault, ledger.Now(), appendRow(nil, keyring)}
+	if err := m.writeAll([]byte(magic)); err != nil {
+		return err
+	}
+	return m.write(bodyOf(sortHead, h.fields))
+}
+
+// follow makes the backup of a store that names what changes.
+func (m *maker) follow(ctx context.Context) error {
+	m.view = m.ledger.View
+	stop, able := m.ledger.Watch(m.changes.changing)
+	if !able {
+		return ErrStore
+	}
+	defer stop()
+	if err := m.copyAll(ctx); err != nil {
+		return err
+	}
+
+	for lap := 0; lap < laps; {
+		for _, s := range m.changes.spans() {
+			lap++
+			if err := m.copySpan(ctx, s); err != nil {
+				return err
+			}
+		}
+		last, err := m.readAgain(ctx)
+		if err != nil {
+			return err
+		}
+		if last || m.held >= holdBytes {
+			if err := m.flush(ctx); err != nil || last {
+				return err
+			}
+			if m.changes.len() > readAgain {
+				lap++
+			}
+		}
+	}
+	return ErrSlow
+}
+
+// copyAll writes all records, and those that change behind.
+func (m *maker) copyAll(ctx context.Context) error {
+	for at := (place{kind: 1}); at.kind != 0; {
+		p, err := m.page(ctx, at, pageKinds)
+		if err != nil {
+			return err
+		}
+		if len(p.rows) > 0 {
+			m.addSpan(p.span, p.rows)
+		}
+		at = p.next
+		if m.changes.len() >= readAgain {
+			if _, err := m.readAgain(ctx); err != nil {
+				return err
+			}
+		}
+		if err := m.flush(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copySpan writes the records of a span.
+func (m *maker) copySpan(ctx context.Context, s span) error {
+	for {
+		p, err := m.page(ctx, place{s.kind, s.after}, 1)
+		if err != nil {
+			return err
+		}
+		end := bytes.Compare(p.through[:], s.through[:]) >= 0
+		if end {
+			p.through = s.through
+			p.rows = slices.DeleteFunc(p.rows, func(r *store.Record) bool { return !p.has(r.ID) })
+		}
+		m.addSpan(p.span, p.rows)
+		if err := m.flush(ctx); err != nil || end {
+			return err
+		}
+		s.after = p.through
+	}
+}
+
+// A place is where a scan goes on.
+type place struct {
+	kind  store.Kind // 0: all were scanned
+	after uuid.UUID
+}
+
+// A page is what one View has read: all records of a span.
+type page struct {
+	span
+	rows    []*store.Record
+	damaged int64
+	next    place
+}
+
+// page reads the next records, of the first of some kinds that has any.
+func (m *maker) page(ctx context.Context, at place, kinds int) (p page, err error) {
+	err = m.view(ctx, func(tx store.ReadTx) (err error) {
+		p = page{next: at}
+		for range kinds {
+			if err = p.scan(tx); err != nil || len(p.rows) > 0 || p.next.kind == 0 {
+				return err
+			}
+		}
+		return nil
+	})
+	m.report.Damaged += p.damaged
+	return p, err
+}
+
+// scan reads the records of a kind that come next.
+func (p *page) scan(tx store.ReadTx) error {
+	at := p.next
+	p.span = span{at.kind, at.after, uuid.Max}
+	p.next = place{kind: at.kind + 1} // 0 after the last
+	for size := 0; len(p.rows) < pageRows && size < pageBytes; {
+		found, err := tx.Scan(at.kind, at.after, step)
+		if err != nil {
+			return err
+		}
+		for _, r := range found {
+			at.after = r.ID
+			if r.Version == 0 {
+				p.damaged++
+				continue
+			}
+			p.rows = append(p.rows, r)
+			size += len(r.Shown) + len(r.Secret)
+		}
+		if len(found) < step {
+			return nil
+		}
+	}
+	p.through, p.next = at.after, at
+	return nil
+}
+
+// readAgain reads some of the changed records. It reports whether these were the last: then the
+// View was the instant of the backup.
+func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
+	batch := m.changes.take(readAgain)
+	var rows []*store.Record
+	damaged, at := int64(0), ledger.Now()
+	err = m.view(ctx, func(tx store.ReadTx) error {
+		keys := batch
+		all, is := m.changes.with(batch, readAgain)
+		if last = is; last {
+			keys = all
+		}
+		rows, damaged, at = nil, 0, ledger.Now()
+		for _, k := range keys {
+			r, err := tx.Get(k.Kind, k.ID)
+			switch {
+			case ledger.Unreadable(err):
+				damaged++
+				r = &store.Record{Kind: k.Kind, ID: k.ID}
+			case errors.Is(err, store.ErrNotFound):
+				r = &store.Record{Kind: k.Kind, ID: k.ID}
+			case err != nil:
+				return err
+			}
+			rows = append(rows, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	m.at = at
+	m.report.Damaged += damaged
+	m.addChanges(rows)
+	return last, nil
+}
+
+// addSpan adds the records of a span.
+func (m *maker) addSpan(s span, rows []*store.Record) {
+	body := s.head()
+	for _, r := range rows {
+		if len(body) >= chunkBytes {
+			copy(body[spanHead-16:], s.after[:]) // which is the last in this chunk
+			m.add(body)
+			body = s.head()
+		}
+		body, s.after = m.addRow(body, r), r.ID
+	}
+	m.add(body)
+}
+
+func (m *maker) addChanges(rows []*store.Record) {
+	body := []byte{sortChanges}
+	for _, r := range rows {
+		if len(body) >= chunkBytes {
+			m.add(body)
+			body = []byte{sortChanges}
+		}
+		body = m.addRow(body, r)
+	}
+	if len(body) > 1 {
+		m.add(body)
+	}
+}
+
+func (m *maker) addRow(body []byte, r *store.Record) []byte {
+	c := m.counts[r.Kind]
+	if c == nil {
+		c = &count{kind: r.Kind}
+		m.counts[r.Kind] = c
+	}
+	if r.Version == 0 {
+		c.gone++
+		m.report.Deleted++
+	} else {
+		c.records++
+		m.report.Records++
+	}
+	row := appendRow(nil, r)
+	return append(binary.AppendUvarint(body, uint64(len(row))), row...)
+}
+
+func (m *maker) add(body []byte) {
+	m.bodies = append(m.bodies, body)
+	m.held += len(body)
+}
+
+// flush writes the chunks that were added.
+func (m *maker) flush(ctx context.Context) error {
+	for _, body := range m.bodies {
+		if m.ledger.Closed() {
+			return ledger.ErrClosed
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := m.write(body); err != nil {
+			return err
+		}
+	}
+	m.bodies, m.held = nil, 0
+	return nil
+}
+
+// end writes the end.
+func (m *maker) end() error {
+	e := &end{at: m.at, chunks: m.sums.number, digest: m.sums.digest.Sum(nil), damaged: m.report.Damaged}
+	for _, kind := range slices.Sorted(maps.Keys(m.counts)) {
+		e.counts = append(e.counts, *m.counts[kind])
+	}
+	for _, t := range m.ledger.Box.Keys().Masters {
+		e.terms = append(e.terms, term(t.Number))
+		m.report.Terms = append(m.report.Terms, t.Number)
+	}
+	m.report.At, m.report.Chunks = e.at, e.chunks+1
+	return m.write(bodyOf(sortEnd, e.fields))
+}
+
+// write writes a chunk.
+func (m *maker) write(body []byte) error {
+	chunk := make([]byte, 0, 4+len(body)+32)
+	chunk = binary.BigEndian.AppendUint32(chunk, uint32(len(body)))
+	chunk = append(chunk, body...)
+	if err := m.writeAll(append(chunk, m.sums.next(body)...)); err != nil {
+		return err
+	}
+	if m.progress != nil {
+		m.progress(Progress{m.report.Records, m.report.Bytes})
+	}
+	return nil
+}
+
+func (m *maker) writeAll(b []byte) error {
+	n, err := m.w.Write(b)
+	m.report.Bytes += int64(n)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		return fmt.Errorf("cardvault: writing the backup: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+)
+
+// Snapshot calls fn with one state of the store, which it may read for as long as ctx lasts.
+// It reports false if the store keeps none.
+func (l *Ledger) Snapshot(ctx context.Context, fn func(store.ReadTx) error) (able bool, err error) {
+	s, able := l.store.Store.(store.Snapshotter)
+	if !able {
+		return false, nil
+	}
+	return true, l.outcome(s.Snapshot(ctx, func(tx store.ReadTx) error {
+		reads := checkedReadTx{s: &l.store}
+		reads.begin(tx)
+		return fn(reads)
+	}))
+}
+
+// Watch is the method of store.Watcher. It reports false if the store is none.
+func (l *Ledger) Watch(changing func([]store.Key) (changed func())) (stop func(), able bool) {
+	w, able := l.store.Store.(store.Watcher)
+	if !able {
+		return nil, false
+	}
+	return w.Watch(changing), true
+}
+
+// KeyringRecord returns the record of the keyring, which a key of the vault opens.
+func (l *Ledger) KeyringRecord(ctx context.Context) (*store.Record, error) {
+	if _, err := l.loadMeta(ctx); err != nil {
+		return nil, err
+	}
+	var rec *store.Record
+	err := l.View(ctx, func(tx store.ReadTx) (err error) {
+		rec, err = tx.Get(KindMeta, metaID)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	k, err := OpenKeyring(ctx, *l.ring.Load(), rec)
+	if err == nil && k.Keys.Vault != l.Box.Keys().Vault {
+		err = errKeyringLost
+	}
+	return rec, err
+}
+
+// IsKeyring reports whether a record is that of the keyring.
+func IsKeyring(r *store.Record) bool { return r.Kind == KindMeta && r.ID == metaID }
+
+// A StoredKeyring holds the keys of a record.
+type StoredKeyring struct {
+	Keys *seal.Keys
+	meta *meta
+	kek  *KEK
+}
+
+// OpenKeyring opens the record of a keyring by a key of the ring.
+func OpenKeyring(ctx context.Context, ring Ring, rec *store.Record) (*StoredKeyring, error) {
+	m, err := parseMeta(rec)
+	if err != nil {
+		return nil, err
+	}
+	k := &StoredKeyring{meta: m, kek: ring.find(m.keyID)}
+	if k.kek == nil {
+		return nil, fmt.Errorf("%w: the vault needs key %q, not %v", ErrWrongKey, m.keyID, ring)
+	}
+	k.Keys, err = m.open(ctx, k.kek)
+	return k, err
+}
+
+// Renewed returns the records of the keyring with a new term, under the same key-encryption
+// key, and the key of a record that they replace. Two vaults with the records of one would
+// count the seals of a term separately. A keyring without room for a term stays as it is.
+func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, replaced store.Key, err error) {
+	next := k.Keys.Next(Now(), seal.MaxTerms)
+	if next == nil {
+		return []*store.Record{k.meta.record()}, store.Key{}, nil
+	}
+	m := &meta{mode: k.meta.mode, account: k.meta.account, version: k.meta.version + 1}
+	if err := m.seal(ctx, next, k.kek); err != nil {
+		return nil, store.Key{}, err
+	}
+	return []*store.Record{m.record(), mark(next), countRecord(next, 0, 1)}, store.Key{Kind: KindMeta, ID: markID(k.Keys.Generation)}, nil
+}

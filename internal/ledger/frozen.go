@@ -1,0 +1,101 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cardvault/cardvault/internal/tlv"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// ErrFrozen is returned by Load for a vault that was restored, and for a place into which one is
+// being restored.
+var ErrFrozen = errors.New("cardvault: vault is frozen")
+
+// A Restoration marks a store into which a vault is restored, until Thaw removes it.
+type Restoration struct {
+	ID     uuid.UUID // random
+	Backup uuid.UUID
+	Chunks uint64 // of the backup, that are in the store
+	Ended  bool   // the vault is whole
+
+	version uint64 // of the record; 0: it is not stored
+}
+
+var restorationID = numbered(3, 0)
+
+// RestorationOf returns the mark of a store, or nil.
+func RestorationOf(tx store.ReadTx) (*Restoration, error) {
+	rec, err := tx.Get(KindMeta, restorationID)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var f tlv.Fields
+	f.From(rec.Shown)
+	r := &Restoration{version: rec.Version}
+	r.fields(&f)
+	return r, FieldsError(&f)
+}
+
+func (r *Restoration) fields(f *tlv.Fields) {
+	tlv.ID(f, 1, &r.ID)
+	tlv.ID(f, 2, &r.Backup)
+	tlv.Uint(f, 3, &r.Chunks)
+	f.Bool(4, &r.Ended)
+}
+
+// Next returns the record of the mark as it is to be put. It conflicts if another restoration
+// has put one meanwhile.
+func (r *Restoration) Next() *store.Record {
+	r.version++
+	return &store.Record{Kind: KindMeta, ID: restorationID, Version: r.version, Shown: tlv.Encode(r.fields)}
+}
+
+// IsRestoration reports whether a record is the mark.
+func IsRestoration(r *store.Record) bool { return r.Kind == KindMeta && r.ID == restorationID }
+
+// frozen returns ErrFrozen for a vault that was restored and that Config.Thaw does not name.
+func (l *Ledger) frozen(tx store.ReadTx) error {
+	r, err := RestorationOf(tx)
+	switch {
+	case err != nil || r == nil:
+		return err
+	case !r.Ended:
+		return fmt.Errorf("%w: a backup is being restored into the store, or that has failed: repeat Restore with the same backup", ErrFrozen)
+	case r.ID != l.config.Thaw:
+		return fmt.Errorf("%w: it was restored from a backup: make sure that the vault which was backed up works no more, and set Options.Thaw to %v", ErrFrozen, r.ID)
+	}
+	return nil
+}
+
+// OpThaw is the operation of the write after which a restored vault is open to all.
+var OpThaw = Ends("vault.thaw")
+
+// Thaw removes the mark of a vault that Config.Thaw names.
+func (l *Ledger) Thaw(ctx context.Context) error {
+	if l.config.Thaw == uuid.Nil {
+		return nil
+	}
+	whole := l.In(uuid.Nil)
+	var r *Restoration
+	err := whole.View(ctx, func(tx store.ReadTx) (err error) {
+		r, err = RestorationOf(tx)
+		return err
+	})
+	if err != nil || r == nil {
+		return err
+	}
+	err = whole.Write(ctx, OpThaw, uuid.Nil, func(tx store.Tx) error {
+		tx.Delete(KindMeta, restorationID)
+		return nil
+	})
+	if err == nil {
+		l.config.Log.Warn("a restored vault was thawed", "restoration", r.ID, "backup", r.Backup)
+	}
+	return err
+}

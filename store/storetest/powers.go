@@ -1,0 +1,344 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+var powerRules = []rule{{
+	"Load",
+	`Load writes a record that is not there, whatever its version, so that all reads find it and the
+next Put follows that version. A vault that is restored from a backup has the same records.`,
+	loads,
+}, {
+	"Watch",
+	`A Watcher names each record that is put or deleted before a View sees it, and says when later
+Views see it. A backup reads the named records again: one that is not named is in it as it was.`,
+	watched,
+}, {
+	"KeptState",
+	`A Snapshotter keeps one state for as long as fn lasts, while others read and write. A backup
+that is made of two states has deleted cards, or half of a change.`,
+	keptState,
+}}
+
+// loads checks a transaction that is store.Loader. Others have nothing to prove.
+func loads(t testing.TB, s store.Store) {
+	at := time.UnixMicro(1e15).UTC()
+	listed := row(1, version(7), due(at), hashes("h", "i"), class(3))
+	child := row(2, version(1), ofKind(kindB), ofParent(idOf(1)))
+	bobs := row(3, version(1<<62), account(bob))
+	there := row(4)
+	put(t, s, there)
+
+	yes := false
+	load := func(rs ...*store.Record) func(tx store.Tx) error {
+		return func(tx store.Tx) error {
+			for _, r := range rs {
+				tx.(store.Loader).Load(r)
+			}
+			return nil
+		}
+	}
+	update(t, s, func(tx store.Tx) error { _, yes = tx.(store.Loader); return nil })
+	if !yes {
+		t.Log("No backup can be restored into this store.")
+		return
+	}
+
+	update(t, s, load(listed, child, bobs))
+	holds(t, s, listed, child, bobs, there)
+	lists(t, s, "the list of an account", store.Query{Kind: kindA, Account: alice, Classes: classesOf(3)}, 1)
+	lists(t, s, "the list of a parent", store.Query{Kind: kindB, Account: alice, Parent: idOf(1)}, 2)
+	view(t, s, func(tx store.ReadTx) error {
+		found, err := tx.Lookup(kindA, []byte("i"), 9)
+		is(t, "Lookup", found, 1)
+		dues, failed := tx.Due(kindA, store.AllShards, at, 9)
+		is(t, "Due", dues, 1)
+		return errors.Join(err, failed)
+	})
+
+	refused(t, s, store.ErrConflict, load(row(5), row(4, version(2))))
+	refused(t, s, store.ErrConflict, load(row(5), row(6, version(0))))
+	refused(t, s, store.ErrInvalid, load(row(5), row(6, ofKind(0))))
+	refused(t, s, store.ErrConflict, putting(row(1, version(7), class(3))))
+	lacks(t, s, row(5), row(6))
+	holds(t, s, listed, there)
+
+	next := row(1, version(8), class(2))
+	put(t, s, next)
+	again := row(4, version(9), account(bob))
+	update(t, s, func(tx store.Tx) error {
+		tx.Delete(kindA, again.ID)
+		return load(again)(tx)
+	})
+	holds(t, s, next, again)
+	lists(t, s, "the list of its account", store.Query{Kind: kindA, Account: bob}, 3, 4)
+
+	update(t, s, func(tx store.Tx) error {
+		if _, yes = tx.(store.Divided); yes {
+			return load(row(8, version(2)))(within(tx, alice))
+		}
+		return nil
+	})
+	if yes {
+		holds(t, s, row(8, version(2)))
+		refused(t, s, store.ErrInvalid, func(tx store.Tx) error { return load(row(9, version(2)))(within(tx, bob)) })
+	}
+}
+
+func classesOf(cs ...uint8) (set store.Classes) {
+	for _, c := range cs {
+		set.Add(c)
+	}
+	return set
+}
+
+// An observer watches a store, and compares what Views see.
+type observer struct {
+	s store.Store
+
+	mu    sync.Mutex
+	named []store.Key
+	open  int // calls of changing without their changed
+	errs  []error
+
+	key  store.Key // with which version a View must find it
+	want [2]uint64 // before and after the change; 0: absent
+}
+
+func (o *observer) changing(keys []store.Key) func() {
+	o.mu.Lock()
+	o.named, o.open = append(o.named, keys...), o.open+1
+	o.mu.Unlock()
+	o.look(0)
+	return func() {
+		o.look(1)
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.open--
+	}
+}
+
+// look notes what is wrong with what a View sees.
+func (o *observer) look(when int) {
+	o.mu.Lock()
+	key, want := o.key, o.want[when]
+	o.mu.Unlock()
+	if key.Kind == 0 {
+		return
+	}
+
+	seen := make(chan error, 1)
+	go func() {
+		var is uint64
+		err := o.s.View(background, func(tx store.ReadTx) error {
+			is = 0
+			r, err := tx.Get(key.Kind, key.ID)
+			if err == nil {
+				is = r.Version
+			}
+			if errors.Is(err, store.ErrNotFound) {
+				err = nil
+			}
+			return err
+		})
+		if err == nil && is != want {
+			err = fmt.Errorf("a View sees version %d %s, want %d", is, []string{"when the change is announced", "when it is made"}[when], want)
+		}
+		seen <- err
+	}()
+
+	var err error
+	select {
+	case err = <-seen:
+	case <-time.After(patience):
+		err = errors.New("a View waits while a change is announced")
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.errs = append(o.errs, err)
+}
+
+// ended returns the names since the last call, and fails the test for what was wrong.
+func (o *observer) ended(t testing.TB) []store.Key {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := errors.Join(o.errs...); err != nil {
+		t.Error(err)
+	}
+	named := o.named
+	o.named, o.errs, o.key = nil, nil, store.Key{}
+	return named
+}
+
+// settled waits until all changes are settled: a store may answer an Update before that.
+func (o *observer) settled(t testing.TB) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		o.mu.Lock()
+		open := o.open
+		o.mu.Unlock()
+		if open == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("a change was announced, and never settled")
+		}
+	}
+}
+
+// watched checks a store.Watcher. Others have nothing to prove.
+func watched(t testing.TB, s store.Store) {
+	w, ok := s.(store.Watcher)
+	if !ok {
+		t.Log("This store does not name changed records.")
+		return
+	}
+	first, gone := row(1), row(2, ofKind(kindB))
+	put(t, s, first, gone)
+	o := &observer{s: s}
+	stop := w.Watch(o.changing)
+
+	names := func(what string, want ...*store.Record) {
+		t.Helper()
+		o.settled(t)
+		named := o.ended(t)
+		for _, r := range want {
+			if !slices.Contains(named, store.Key{Kind: r.Kind, ID: r.ID}) {
+				t.Errorf("%s: record %v of kind %d was not named", what, numbersOf([]*store.Record{r}), r.Kind)
+			}
+		}
+	}
+	expect := func(r *store.Record, before, after uint64) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.key, o.want = store.Key{Kind: r.Kind, ID: r.ID}, [2]uint64{before, after}
+	}
+
+	expect(first, 1, 2)
+	put(t, s, row(1, version(2)), row(3))
+	names("Put", first, row(3))
+	expect(gone, 1, 0)
+	update(t, s, deleting(gone))
+	names("Delete", gone)
+	if yes := isLoader(t, s); yes {
+		expect(row(4), 0, 5)
+		update(t, s, func(tx store.Tx) error { tx.(store.Loader).Load(row(4, version(5))); return nil })
+		names("Load", row(4))
+	}
+	expect(first, 2, 2)
+	refused(t, s, store.ErrConflict, putting(row(1, version(2))))
+	names("a conflict")
+
+	for n := range 50 {
+		expect(row(100+n), 0, 1)
+		put(t, s, row(100+n))
+		names("one of many", row(100+n))
+	}
+	watchedTogether(t, s, o)
+	stop()
+	put(t, s, row(99))
+	if named := o.ended(t); len(named) > 0 {
+		t.Errorf("%d records were named after stop", len(named))
+	}
+}
+
+// watchedTogether checks that calls which are written together are named.
+func watchedTogether(t testing.TB, s store.Store, o *observer) {
+	parallel(t, 20, func(i int) error { return s.Update(background, putting(row(1000+i))) })
+	o.settled(t)
+	named := o.ended(t)
+	for i := range 20 {
+		if !slices.Contains(named, store.Key{Kind: kindA, ID: idOf(1000 + i)}) {
+			t.Errorf("record %d, which was put beside others, was not named", 1000+i)
+		}
+	}
+}
+
+func isLoader(t testing.TB, s store.Store) (yes bool) {
+	t.Helper()
+	update(t, s, func(tx store.Tx) error { _, yes = tx.(store.Loader); return nil })
+	return yes
+}
+
+// keptState checks a store.Snapshotter. Others have nothing to prove.
+func keptState(t testing.TB, s store.Store) {
+	k, ok := s.(store.Snapshotter)
+	if !ok {
+		t.Log("This store does not keep a state.")
+		return
+	}
+	at := time.UnixMicro(1e15).UTC()
+	old := []*store.Record{row(1, due(at), hashes("h")), row(2), row(3)}
+	put(t, s, old...)
+
+	calls, failure := 0, errors.New("of fn")
+	err := k.Snapshot(background, func(tx store.ReadTx) error {
+		calls++
+		for n := range 3 {
+			if n > 0 { // others write, and see it
+				v := uint64(n + 1)
+				put(t, s, row(1, version(v), shown("new")), row(10+n))
+				holds(t, s, row(1, version(v), shown("new")), row(10+n))
+			}
+			if n == 1 {
+				update(t, s, deleting(row(2)))
+				lacks(t, s, row(2))
+			}
+			keeps(t, tx, at, old)
+		}
+		return failure
+	})
+	if calls != 1 || !errors.Is(err, failure) {
+		t.Errorf("Snapshot = %v after %d calls of fn, want the error of the one", err, calls)
+	}
+
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	if err := k.Snapshot(ctx, func(store.ReadTx) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("Snapshot after the end of its context = %v", err)
+	}
+	err = k.Snapshot(background, func(tx store.ReadTx) error {
+		found, err := tx.Scan(kindA, uuid.Nil, 9)
+		is(t, "the next Snapshot", found, 1, 3, 11, 12)
+		return err
+	})
+	if err != nil {
+		t.Errorf("Snapshot = %v", err)
+	}
+}
+
+// keeps checks that a transaction sees the first state of keptState.
+func keeps(t testing.TB, tx store.ReadTx, at time.Time, old []*store.Record) {
+	t.Helper()
+	found, err := tx.Scan(kindA, uuid.Nil, 9)
+	is(t, "Scan of the kept state", found, 1, 2, 3)
+	for i, r := range found[:min(len(found), len(old))] {
+		if field := differs(r, old[i]); field != "" {
+			t.Errorf("record %d of the kept state: other %s than was put", i+1, field)
+		}
+	}
+	list, failed := tx.List(&store.Query{Kind: kindA, Account: alice, Limit: 9, Count: true})
+	if failed == nil {
+		is(t, "List of the kept state", list.Records, 1, 2, 3)
+		if list.Total != 3 {
+			t.Errorf("Total of the kept state = %d, want 3", list.Total)
+		}
+	}
+	dues, unread := tx.Due(kindA, store.AllShards, at, 9)
+	is(t, "Due of the kept state", dues, 1)
+	if err := errors.Join(err, failed, unread); err != nil {
+		t.Error(err)
+	}
+}
