@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cardvault/cardvault/internal/backup"
 	"github.com/cardvault/cardvault/internal/layers"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
@@ -165,6 +166,13 @@ var (
 	// ErrWrongMode is returned by Open and New for a vault made in the other mode,
 	// and for a live vault with an adapter that is for sandboxes.
 	ErrWrongMode = ledger.ErrWrongMode
+
+	// ErrFrozen is returned by Open and New for a vault that was restored from a backup, until
+	// [Options.Thaw], and for a store into which one is being restored.
+	ErrFrozen = ledger.ErrFrozen
+
+	// ErrNotEmpty is returned by [Restore] for a store that has records.
+	ErrNotEmpty = backup.ErrNotEmpty
 
 	// ErrKeyFile comes with errors about a key file that cannot be used.
 	ErrKeyFile = errors.New("cardvault: key file")

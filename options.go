@@ -19,6 +19,7 @@ import (
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/updater"
+	"github.com/google/uuid"
 )
 
 // A Mode says whether a vault may hold real cards. It is fixed when the vault
@@ -181,6 +182,11 @@ type Options struct {
 	// Audit configures the audit log, which has a record of each call that writes, uses a card
 	// or is refused. If nil, the vault has none.
 	Audit *AuditOptions
+
+	// Thaw is the ID of the [RestoreReport] of a restored vault, which is opened and is not frozen
+	// from then on. It has no effect on any other vault: one that is restored later has another
+	// ID. Set it once the vault that was backed up works no more. Defaults to none.
+	Thaw uuid.UUID
 
 	// Logger receives background failures, and every write at debug level. Nothing
 	// sensitive is logged. Defaults to none.

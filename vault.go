@@ -255,7 +255,7 @@ var names = map[store.Kind]ledger.Name{
 // that a single process uses at a time. The last element of dir is made if it
 // is missing. opts may be nil.
 //
-// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrDamaged, ErrFormat, ErrKeyFile for a key
+// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrFrozen, ErrDamaged, ErrFormat, ErrKeyFile for a key
 // file inside dir, ErrUnavailable for a key provider that does not answer, or one of the
 // file system. Stored data is untouched then. A Keyring of several keys may have the vault's
 // keys wrapped anew: see [JoinKeyrings].
@@ -263,23 +263,13 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	if _, err := opts.withDefaults(); err != nil {
 		return nil, err
 	}
-	if err := keys.check(); err != nil {
-		return nil, err
-	}
-	if dir == "" {
-		return nil, errors.New("cardvault: the path of the vault is empty")
-	}
-	if err := keys.apartFrom(dir); err != nil {
-		return nil, err
-	}
-
 	var bolt boltstore.Options
 	if opts != nil {
 		bolt.Logger = opts.Logger
 	}
-	s, err := boltstore.Open(ctx, filepath.Join(dir, "cardvault.db"), &bolt)
+	s, err := keys.openDir(ctx, dir, &bolt)
 	if err != nil {
-		return nil, ledger.Translate(err)
+		return nil, err
 	}
 	v, err := New(ctx, s, keys, opts)
 	if err != nil {
@@ -287,6 +277,24 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	}
 	v.owned, v.dir = s, dir
 	return v, nil
+}
+
+// openDir opens the store in the folder of a vault.
+func (k *Keyring) openDir(ctx context.Context, dir string, opts *boltstore.Options) (store.Store, error) {
+	if err := k.check(); err != nil {
+		return nil, err
+	}
+	if dir == "" {
+		return nil, errors.New("cardvault: the path of the vault is empty")
+	}
+	if err := k.apartFrom(dir); err != nil {
+		return nil, err
+	}
+	s, err := boltstore.Open(ctx, filepath.Join(dir, "cardvault.db"), opts)
+	if err != nil {
+		return nil, ledger.Translate(err)
+	}
+	return s, nil
 }
 
 // New returns the vault in s, or makes one there if s is empty. The caller
@@ -317,6 +325,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Names:    names,
 		Homes:    homes,
 		Log:      o.Logger,
+		Thaw:     o.Thaw,
 		Wrote:    c.wrote,
 		Rotated:  func(tx store.Tx) error { return c.sealer.Begin(tx) },
 		Mistrust: func(answer string) {
@@ -350,6 +359,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 	c.payloads = payload.New(payload.Config{Ledger: c.ledger, Jobs: c.jobs, Log: o.Logger, Keys: kindSessionKey, Used: kindPayload})
 	c.outbox.Attach(c.jobs)
 	if err := errors.Join(c.renewals.Attach(ctx, c.jobs), c.sealer.Attach(ctx, c.jobs)); err != nil {
+		return nil, err
+	}
+	if err := c.ledger.Thaw(ctx); err != nil {
 		return nil, err
 	}
 	v := whole.In(c.ledger.First)

@@ -86,6 +86,7 @@ var (
 	opRotateWebhook       = ledger.Takes("webhook.rotate_secret")
 	opRevokeWebhookSecret = ledger.Takes("webhook.revoke_previous_secrets")
 	opRedeliver           = ledger.Adds("event.redeliver")
+	opBackup              = ledger.Takes("vault.backup")
 )
 
 // wrote logs a write that a caller asked for, or the use of a card: on whose behalf, which
