@@ -33,15 +33,15 @@ const (
 
 // A Progress reports how far a backup or its restoration has come.
 type Progress struct {
-	Records int64 // written; those that are written again count again
-	Bytes   int64 // of the stream
+	Records int64 // in the stream so far; a record that is written again counts again
+	Bytes   int64 // of the stream so far
 }
 
 // A Report describes a backup.
 type Report struct {
 	ID      uuid.UUID
 	At      time.Time // its instant
-	Records int64     // in the stream; those that were written again count again
+	Records int64     // in the stream; a record that was written again counts again
 	Deleted int64     // likewise, of deletions
 	Damaged int64     // records that the store could not read, and that are not in it
 	Bytes   int64     // of the stream
@@ -62,10 +62,10 @@ var ErrStore = errors.New("cardvault: the store is neither a store.Snapshotter n
 // ErrSlow is returned when a writer does not take the stream as fast as records change.
 var ErrSlow = fmt.Errorf("%w: records change faster than the backup is written", ledger.ErrUnavailable)
 
-// Make writes the records of a vault to w. On a store.Snapshotter they are those of one
-// snapshot. Else they are those of the last View: short Views read all records, and then
-// those that have changed meanwhile, until the few that are left fit into one View. w is
-// never called during a View.
+// Make writes the records of a vault to w. From a store.Snapshotter it reads one snapshot. From
+// another store, short Views read all records, and then the records that have changed
+// meanwhile, until the few changes left fit into one View. That View is the instant of the
+// backup. Make does not call w during a View.
 //
 // The error is ledger.ErrDamaged, with a report, if the stream is whole but some records
 // could not be read.
@@ -163,7 +163,7 @@ func (m *maker) follow(ctx context.Context) error {
 	return ErrSlow
 }
 
-// copyAll writes all records, and those that change behind.
+// copyAll writes all records, and some of the records that change meanwhile.
 func (m *maker) copyAll(ctx context.Context) error {
 	for at := (place{kind: 1}); at.kind != 0; {
 		p, err := m.page(ctx, at, pageKinds)
@@ -193,13 +193,13 @@ func (m *maker) copySpan(ctx context.Context, s span) error {
 		if err != nil {
 			return err
 		}
-		end := bytes.Compare(p.through[:], s.through[:]) >= 0
-		if end {
+		last := bytes.Compare(p.through[:], s.through[:]) >= 0
+		if last {
 			p.through = s.through
 			p.rows = slices.DeleteFunc(p.rows, func(r *store.Record) bool { return !p.has(r.ID) })
 		}
 		m.addSpan(p.span, p.rows)
-		if err := m.flush(ctx); err != nil || end {
+		if err := m.flush(ctx); err != nil || last {
 			return err
 		}
 		s.after = p.through
@@ -245,6 +245,7 @@ func (p *page) scan(tx store.ReadTx) error {
 		if err != nil {
 			return err
 		}
+
 		for _, r := range found {
 			at.after = r.ID
 			if r.Version == 0 {
@@ -267,19 +268,20 @@ func (p *page) scan(tx store.ReadTx) error {
 func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
 	batch := m.changes.take(readAgain)
 	var rows []*store.Record
-	damaged, at := int64(0), ledger.Now()
+	unread, at := int64(0), ledger.Now()
+
 	err = m.view(ctx, func(tx store.ReadTx) error {
 		keys := batch
 		all, is := m.changes.with(batch, readAgain)
 		if last = is; last {
 			keys = all
 		}
-		rows, damaged, at = nil, 0, ledger.Now()
+		rows, unread, at = nil, 0, ledger.Now()
 		for _, k := range keys {
 			r, err := tx.Get(k.Kind, k.ID)
 			switch {
 			case ledger.Unreadable(err):
-				damaged++
+				unread++
 				r = &store.Record{Kind: k.Kind, ID: k.ID}
 			case errors.Is(err, store.ErrNotFound):
 				r = &store.Record{Kind: k.Kind, ID: k.ID}
@@ -293,8 +295,9 @@ func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	m.at = at
-	m.report.Damaged += damaged
+	m.report.Damaged += unread
 	m.addChanges(rows)
 	return last, nil
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Changes are the records that were changed while a backup is made, and that are to be read
-// again. A change that is under way stays among them until it is made: a read meanwhile does
+// Changes are the records that have changed while a backup is made, and that are read again. A change that is under way stays among them until it is made: a read meanwhile does
 // not see it.
 type changes struct {
 	most int // records in made
@@ -20,7 +19,7 @@ type changes struct {
 	mu     sync.Mutex
 	made   map[store.Key]bool
 	open   map[*[]store.Key]bool // under way
-	behind map[store.Kind]span   // to be read again as a whole, in place of more than most records
+	behind map[store.Kind]span   // read again as a whole, in place of more than most records
 }
 
 const mostChanges = 1 << 17 // about 8 MiB
@@ -56,12 +55,12 @@ func (c *changes) add(k store.Key) {
 
 // with returns the smallest span with one more record.
 func (s span) with(k store.Key) span {
-	before := before(k.ID)
+	last := before(k.ID)
 	switch {
 	case s.kind == 0:
-		return span{k.Kind, before, k.ID}
-	case bytes.Compare(before[:], s.after[:]) < 0:
-		s.after = before
+		return span{k.Kind, last, k.ID}
+	case bytes.Compare(last[:], s.after[:]) < 0:
+		s.after = last
 	case bytes.Compare(k.ID[:], s.through[:]) > 0:
 		s.through = k.ID
 	}
@@ -79,14 +78,14 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// len returns how many records are to be read again, apart from spans.
+// len returns how many records were changed, apart from spans.
 func (c *changes) len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.made)
 }
 
-// spans returns the spans to be read again, which are then not among the changes any more.
+// spans returns the spans, which are then not among the changes any more.
 func (c *changes) spans() (spans []span) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,8 +97,8 @@ func (c *changes) spans() (spans []span) {
 	return spans
 }
 
-// take returns at most limit records to be read, which are then not among the changes any
-// more. It is called before the read begins.
+// take returns at most limit records, which are then not among the changes any more. It is
+// called before the read begins.
 func (c *changes) take(limit int) (keys []store.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,20 +113,22 @@ func (c *changes) take(limit int) (keys []store.Key) {
 }
 
 // with returns all changes and some others, if they are no more than limit, and there are no
-// spans. It is called while the read goes on: what is read of these records is the state of
-// the store.
+// spans. It is called in the View that reads these records: their state is the state of the
+// store.
 func (c *changes) with(others []store.Key, limit int) (keys []store.Key, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.made) > limit || len(c.behind) > 0 {
 		return nil, false
 	}
+
 	set := map[store.Key]bool{}
 	add := func(keys []store.Key) {
 		for _, k := range keys {
 			set[k] = true
 		}
 	}
+
 	add(others)
 	add(slices.Collect(maps.Keys(c.made)))
 	for open := range c.open {

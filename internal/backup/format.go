@@ -49,7 +49,7 @@ const (
 	magic  = "cardvault backup"
 	format = 1
 
-	chunkBytes = 1 << 20            // after which a chunk gets no further record
+	chunkBytes = 1 << 20            // after which a chunk has no further record
 	maxChunk   = chunkBytes + 1<<17 // bytes of a body: a record has half of the rest at most
 	maxRows    = 1 << 12            // in a chunk
 )
@@ -149,8 +149,8 @@ func appendRow(b []byte, r *store.Record) []byte {
 	b = tlv.AppendUint(b, rowVersion, r.Version)
 
 	var lookups []byte
-	for _, hash := range r.Lookup {
-		lookups = append(append(lookups, byte(len(hash))), hash...)
+	for _, h := range r.Lookup {
+		lookups = append(append(lookups, byte(len(h))), h...)
 	}
 	b = tlv.Append(b, rowLookups, lookups)
 	b = tlv.Append(b, rowShown, r.Shown)
@@ -302,7 +302,7 @@ type reader struct {
 	buf  []byte
 	read int64 // bytes
 
-	before []byte // SHA-256 of the MACs before that of the last chunk
+	before []byte // SHA-256 of the MACs before the last chunk
 }
 
 // damaged returns the error of the next chunk.

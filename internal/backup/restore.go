@@ -27,8 +27,7 @@ type Restored struct {
 }
 
 // Restore writes the records of a stream into an empty store, chunk by chunk, each once it is
-// verified. The keyring comes last, with a new term: before that there is no vault in the
-// store. Restore goes on with a restoration of the same backup that has ended early.
+// verified. The keyring comes last, with a new term: before that the store has no vault. Restore goes on with a restoration of the same backup that has ended early.
 func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, progress func(Progress)) (*Restored, error) {
 	m := &restorer{store: s, ring: ring, stream: reader{r: r}, progress: progress}
 	if err := m.head(ctx); err != nil {
@@ -37,11 +36,13 @@ func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, 
 	if err := m.occupy(ctx); err != nil {
 		return nil, err
 	}
+
 	for {
 		number, body, err := m.stream.next()
 		if err != nil {
 			return nil, err
 		}
+
 		if body[0] == sortEnd {
 			return m.end(ctx, number, body)
 		}

@@ -31,12 +31,12 @@ const (
 // patience limits how long a test waits for a writer.
 const patience = 30 * time.Second
 
-// A writer changes records that no other changes, and remembers how.
+// A writer changes records of its own, and remembers how.
 type writer struct {
 	id     int
 	random *rand.Rand
 	rows   map[store.Key]*store.Record   // as they are
-	past   []map[store.Key]*store.Record // what each Update wrote; nil: deleted
+	past   []map[store.Key]*store.Record // the writes of each Update; nil: deleted
 	done   atomic.Int64
 }
 
@@ -221,6 +221,7 @@ func duringWrites(t *testing.T, s store.Store, slow *slowWriter, work func() (*b
 			}
 		})
 	}
+
 	report, err := work()
 	close(stop)
 	group.Wait()
@@ -279,6 +280,7 @@ func Records(t testing.TB, s store.Store) map[store.Key]*store.Record {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			for _, r := range found {
 				all[store.Key{Kind: r.Kind, ID: r.ID}], after = r, r.ID
 			}
@@ -344,6 +346,7 @@ func answers(t testing.TB, s store.Store, kind store.Kind) (texts []string) {
 			texts = append(texts, text)
 			return err
 		}
+
 		var errs []error
 		for n := range 4 {
 			q := &store.Query{Kind: kind, Account: uuid.UUID{1, byte(n % 2)}, Limit: 100, Count: true}
@@ -358,6 +361,7 @@ func answers(t testing.TB, s store.Store, kind store.Kind) (texts []string) {
 			keys, err := tx.Children(uuid.UUID{2, byte(n)}, 1000)
 			texts, errs = append(texts, fmt.Sprint("children ", len(keys))), append(errs, err)
 		}
+
 		for n := range 40 {
 			found, err := tx.Lookup(kind, []byte{byte(n % 2), byte(n / 2)}, 100)
 			errs = append(errs, ids("found", found, err))

@@ -68,6 +68,7 @@ var neighbours = map[string][]string{
 	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
+	"/internal/backup":      {"/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule", "/invalid"},
 	"/internal/auditlog":    {"/audit", "/internal/jobs", "/internal/leak", "/internal/ledger", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
@@ -98,6 +99,7 @@ var neighbours = map[string][]string{
 	"/internal/use":         {"/card", "/internal/ledger", "/internal/replay", "/internal/rule", "/internal/tlv", "/receive", "/store"},
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
+	"/store/internal/watch": {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
 	"/webhook":              {"", "/internal/discreet", "/internal/egress", "/internal/signature", "/internal/wire", "/receive"},
 	"/webhook/webhooktest":  {"/internal/fault", "/receive", "/webhook"},

@@ -22,7 +22,7 @@ func (l *Ledger) Snapshot(ctx context.Context, fn func(store.ReadTx) error) (abl
 	}))
 }
 
-// Watch is the method of store.Watcher. It reports false if the store is none.
+// Watch is the method of store.Watcher. It reports false if the store does not have it.
 func (l *Ledger) Watch(changing func([]store.Key) (changed func())) (stop func(), able bool) {
 	w, able := l.store.Store.(store.Watcher)
 	if !able {
@@ -76,8 +76,8 @@ func OpenKeyring(ctx context.Context, ring Ring, rec *store.Record) (*StoredKeyr
 }
 
 // Renewed returns the records of the keyring with a new term, under the same key-encryption
-// key, and the key of a record that they replace. Two vaults with the records of one would
-// count the seals of a term separately. A keyring without room for a term stays as it is.
+// key, and the key of a record that they replace: two vaults would count the seals of one
+// term separately. A keyring without room for a term stays as it is.
 func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, replaced store.Key, err error) {
 	next := k.Keys.Next(Now(), seal.MaxTerms)
 	if next == nil {

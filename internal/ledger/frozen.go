@@ -49,7 +49,7 @@ func (r *Restoration) fields(f *tlv.Fields) {
 	f.Bool(4, &r.Ended)
 }
 
-// Next returns the record of the mark as it is to be put. It conflicts if another restoration
+// Next returns the record of the mark for its next Put. It conflicts if another restoration
 // has put one meanwhile.
 func (r *Restoration) Next() *store.Record {
 	r.version++

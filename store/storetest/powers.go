@@ -34,7 +34,7 @@ that is made of two states has deleted cards, or half of a change.`,
 // loads checks a transaction that is store.Loader. Others have nothing to prove.
 func loads(t testing.TB, s store.Store) {
 	at := time.UnixMicro(1e15).UTC()
-	listed := row(1, version(7), due(at), hashes("h", "i"), class(3))
+	first := row(1, version(7), due(at), hashes("h", "i"), class(3))
 	child := row(2, version(1), ofKind(kindB), ofParent(idOf(1)))
 	bobs := row(3, version(1<<62), account(bob))
 	there := row(4)
@@ -55,13 +55,13 @@ func loads(t testing.TB, s store.Store) {
 		return
 	}
 
-	update(t, s, load(listed, child, bobs))
-	holds(t, s, listed, child, bobs, there)
+	update(t, s, load(first, child, bobs))
+	holds(t, s, first, child, bobs, there)
 	lists(t, s, "the list of an account", store.Query{Kind: kindA, Account: alice, Classes: classesOf(3)}, 1)
 	lists(t, s, "the list of a parent", store.Query{Kind: kindB, Account: alice, Parent: idOf(1)}, 2)
 	view(t, s, func(tx store.ReadTx) error {
-		found, err := tx.Lookup(kindA, []byte("i"), 9)
-		is(t, "Lookup", found, 1)
+		hits, err := tx.Lookup(kindA, []byte("i"), 9)
+		is(t, "Lookup", hits, 1)
 		dues, failed := tx.Due(kindA, store.AllShards, at, 9)
 		is(t, "Due", dues, 1)
 		return errors.Join(err, failed)
@@ -72,16 +72,16 @@ func loads(t testing.TB, s store.Store) {
 	refused(t, s, store.ErrInvalid, load(row(5), row(6, ofKind(0))))
 	refused(t, s, store.ErrConflict, putting(row(1, version(7), class(3))))
 	lacks(t, s, row(5), row(6))
-	holds(t, s, listed, there)
+	holds(t, s, first, there)
 
-	next := row(1, version(8), class(2))
-	put(t, s, next)
+	second := row(1, version(8), class(2))
+	put(t, s, second)
 	again := row(4, version(9), account(bob))
 	update(t, s, func(tx store.Tx) error {
 		tx.Delete(kindA, again.ID)
 		return load(again)(tx)
 	})
-	holds(t, s, next, again)
+	holds(t, s, second, again)
 	lists(t, s, "the list of its account", store.Query{Kind: kindA, Account: bob}, 3, 4)
 
 	update(t, s, func(tx store.Tx) error {
@@ -96,11 +96,11 @@ func loads(t testing.TB, s store.Store) {
 	}
 }
 
-func classesOf(cs ...uint8) (set store.Classes) {
+func classesOf(cs ...uint8) (all store.Classes) {
 	for _, c := range cs {
-		set.Add(c)
+		all.Add(c)
 	}
-	return set
+	return all
 }
 
 // An observer watches a store, and compares what Views see.
@@ -112,8 +112,8 @@ type observer struct {
 	open  int // calls of changing without their changed
 	errs  []error
 
-	key  store.Key // with which version a View must find it
-	want [2]uint64 // before and after the change; 0: absent
+	key  store.Key // the record to look at
+	want [2]uint64 // its version before and after the change; 0: absent
 }
 
 func (o *observer) changing(keys []store.Key) func() {
@@ -129,7 +129,7 @@ func (o *observer) changing(keys []store.Key) func() {
 	}
 }
 
-// look notes what is wrong with what a View sees.
+// look notes an error if a View sees another version than expected.
 func (o *observer) look(when int) {
 	o.mu.Lock()
 	key, want := o.key, o.want[when]
@@ -140,20 +140,20 @@ func (o *observer) look(when int) {
 
 	seen := make(chan error, 1)
 	go func() {
-		var is uint64
+		var seenVersion uint64
 		err := o.s.View(background, func(tx store.ReadTx) error {
-			is = 0
+			seenVersion = 0
 			r, err := tx.Get(key.Kind, key.ID)
 			if err == nil {
-				is = r.Version
+				seenVersion = r.Version
 			}
 			if errors.Is(err, store.ErrNotFound) {
 				err = nil
 			}
 			return err
 		})
-		if err == nil && is != want {
-			err = fmt.Errorf("a View sees version %d %s, want %d", is, []string{"when the change is announced", "when it is made"}[when], want)
+		if err == nil && seenVersion != want {
+			err = fmt.Errorf("a View sees version %d %s, want %d", seenVersion, []string{"when the change is announced", "when it is made"}[when], want)
 		}
 		seen <- err
 	}()
@@ -169,7 +169,7 @@ func (o *observer) look(when int) {
 	o.errs = append(o.errs, err)
 }
 
-// ended returns the names since the last call, and fails the test for what was wrong.
+// ended returns the keys named since the last call, and fails the test for noted errors.
 func (o *observer) ended(t testing.TB) []store.Key {
 	t.Helper()
 	o.mu.Lock()
@@ -310,8 +310,8 @@ func keptState(t testing.TB, s store.Store) {
 		t.Errorf("Snapshot after the end of its context = %v", err)
 	}
 	err = k.Snapshot(background, func(tx store.ReadTx) error {
-		found, err := tx.Scan(kindA, uuid.Nil, 9)
-		is(t, "the next Snapshot", found, 1, 3, 11, 12)
+		all, err := tx.Scan(kindA, uuid.Nil, 9)
+		is(t, "the next Snapshot", all, 1, 3, 11, 12)
 		return err
 	})
 	if err != nil {
@@ -322,18 +322,18 @@ func keptState(t testing.TB, s store.Store) {
 // keeps checks that a transaction sees the first state of keptState.
 func keeps(t testing.TB, tx store.ReadTx, at time.Time, old []*store.Record) {
 	t.Helper()
-	found, err := tx.Scan(kindA, uuid.Nil, 9)
-	is(t, "Scan of the kept state", found, 1, 2, 3)
-	for i, r := range found[:min(len(found), len(old))] {
+	all, err := tx.Scan(kindA, uuid.Nil, 9)
+	is(t, "Scan of the kept state", all, 1, 2, 3)
+	for i, r := range all[:min(len(all), len(old))] {
 		if field := differs(r, old[i]); field != "" {
 			t.Errorf("record %d of the kept state: other %s than was put", i+1, field)
 		}
 	}
-	list, failed := tx.List(&store.Query{Kind: kindA, Account: alice, Limit: 9, Count: true})
+	page, failed := tx.List(&store.Query{Kind: kindA, Account: alice, Limit: 9, Count: true})
 	if failed == nil {
-		is(t, "List of the kept state", list.Records, 1, 2, 3)
-		if list.Total != 3 {
-			t.Errorf("Total of the kept state = %d, want 3", list.Total)
+		is(t, "List of the kept state", page.Records, 1, 2, 3)
+		if page.Total != 3 {
+			t.Errorf("Total of the kept state = %d, want 3", page.Total)
 		}
 	}
 	dues, unread := tx.Due(kindA, store.AllShards, at, 9)

@@ -7,7 +7,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A List holds those who watch a store. The zero value holds none.
+// A List holds the watchers of a store. The zero value is empty.
 type List struct {
 	mu  sync.RWMutex // held to read while changes are made
 	all map[*watcher]bool
@@ -34,7 +34,7 @@ func (l *List) Watch(changing func([]store.Key) (changed func())) (stop func()) 
 }
 
 // Changing is called before changes are made. keys returns the keys of their records, and is
-// not called if nobody watches. The returned function is called when they are visible, or
+// not called without a watcher. The returned function is called when they are visible, or
 // never will be.
 func (l *List) Changing(keys func() []store.Key) (changed func()) {
 	l.mu.RLock()
