@@ -155,7 +155,7 @@ func (m *maker) follow(ctx context.Context) error {
 			if err := m.flush(ctx); err != nil || last {
 				return err
 			}
-			if m.changes.len() > readAgain {
+			if n, _ := m.changes.len(); n > readAgain {
 				lap++
 			}
 		}
@@ -174,7 +174,12 @@ func (m *maker) copyAll(ctx context.Context) error {
 			m.addSpan(p.span, p.rows)
 		}
 		at = p.next
-		if m.changes.len() >= readAgain {
+
+		n, spills := m.changes.len()
+		if spills > laps {
+			return ErrSlow // new records may come as fast as they are read
+		}
+		if n >= readAgain {
 			if _, err := m.readAgain(ctx); err != nil {
 				return err
 			}

@@ -19,6 +19,7 @@ type changes struct {
 	mu     sync.Mutex
 	made   map[store.Key]bool
 	open   map[*[]store.Key]bool // under way
+	spills int                   // how often made was full
 	behind map[store.Kind]span   // read again as a whole, in place of more than most records
 }
 
@@ -49,6 +50,7 @@ func (c *changes) add(k store.Key) {
 			c.behind[k.Kind] = c.behind[k.Kind].with(k)
 		}
 		clear(c.made)
+		c.spills++
 	}
 	c.made[k] = true
 }
@@ -78,11 +80,12 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// len returns how many records were changed, apart from spans.
-func (c *changes) len() int {
+// len returns how many records were changed, apart from spans, and how often they were too
+// many.
+func (c *changes) len() (n, spills int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.made)
+	return len(c.made), c.spills
 }
 
 // spans returns the spans, which are then not among the changes any more.
