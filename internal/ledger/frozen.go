@@ -90,6 +90,7 @@ func (l *Ledger) Thaw(ctx context.Context) error {
 	if err != nil || r == nil {
 		return err
 	}
+
 	err = whole.Write(ctx, OpThaw, uuid.Nil, func(tx store.Tx) error {
 		tx.Delete(KindMeta, restorationID)
 		return nil

@@ -329,6 +329,7 @@ func keeps(t testing.TB, tx store.ReadTx, at time.Time, old []*store.Record) {
 			t.Errorf("record %d of the kept state: other %s than was put", i+1, field)
 		}
 	}
+
 	page, failed := tx.List(&store.Query{Kind: kindA, Account: alice, Limit: 9, Count: true})
 	if failed == nil {
 		is(t, "List of the kept state", page.Records, 1, 2, 3)
@@ -336,6 +337,7 @@ func keeps(t testing.TB, tx store.ReadTx, at time.Time, old []*store.Record) {
 			t.Errorf("Total of the kept state = %d, want 3", page.Total)
 		}
 	}
+
 	dues, unread := tx.Due(kindA, store.AllShards, at, 9)
 	is(t, "Due of the kept state", dues, 1)
 	if err := errors.Join(err, failed, unread); err != nil {
