@@ -14,6 +14,7 @@ import (
 	"github.com/cardvault/cardvault/idvtest"
 	"github.com/cardvault/cardvault/internal/adapter"
 	"github.com/cardvault/cardvault/internal/auditlog"
+	"github.com/cardvault/cardvault/internal/backup"
 	"github.com/cardvault/cardvault/internal/claims"
 	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/credential"
@@ -136,6 +137,10 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[idv.Result](),
 		reflect.TypeFor[cardvault.ImportOptions](),
 		reflect.TypeFor[cardvault.KeyReport](),
+		reflect.TypeFor[cardvault.BackupOptions](),
+		reflect.TypeFor[cardvault.BackupProgress](),
+		reflect.TypeFor[cardvault.BackupReport](),
+		reflect.TypeFor[cardvault.RestoreReport](),
 		reflect.TypeFor[cardvault.KeySeries](),
 		reflect.TypeFor[cardvault.KeyTerm](),
 		reflect.TypeFor[cardvault.TermState](),
@@ -285,6 +290,12 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[ledger.Damage](),
 		reflect.TypeFor[ledger.Name](),
 		reflect.TypeFor[ledger.Glimpse](),
+		reflect.TypeFor[backup.Config](),
+		reflect.TypeFor[backup.Progress](),
+		reflect.TypeFor[backup.Report](),
+		reflect.TypeFor[backup.Restored](),
+		reflect.TypeFor[ledger.Restoration](),
+		reflect.TypeFor[ledger.StoredKeyring](),
 		reflect.TypeFor[ledger.Memory[int]](),
 		reflect.TypeFor[ledger.Owned](),
 		reflect.TypeFor[outbox.Receivers](),
@@ -451,6 +462,9 @@ var shown = map[string]string{
 	"cardvault.core.dir":           "a path that the caller chose",
 	"cardvault.heldKey.file":       "a path",
 	"internal/ledger.KEK.Source":   "a path",
+	"internal/ledger.meta.keyID":   "the name of a key, stored in clear",
+	"internal/ledger.meta.sealed":  "sealed",
+	"internal/ledger.meta.wrapped": "wrapped",
 	"internal/seal.Wrapping.KeyID": "stored in clear, and documented as visible",
 	"internal/ledger.Memory.kinds": "numbers of kinds of records",
 
