@@ -44,7 +44,7 @@ func backUp(t *testing.T) *backedUp {
 	if b.token, err = b.vault.Import(t.Context(), visa, &cardvault.ImportOptions{BusinessKey: "order 1"}); err != nil {
 		t.Fatal(err)
 	}
-	key, err := b.vault.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	key, err := b.vault.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,11 +401,13 @@ func (w *failingWriter) Write(b []byte) (int, error) {
 func TestRestoreKilled(t *testing.T) {
 	const child = "CARDVAULT_RESTORED"
 	if call, ok := os.LookupEnv(child); ok {
+		var left int64
 		var dir string
-		s := new(steps)
-		if _, err := fmt.Sscan(call, &s.left, &dir); err != nil {
+		if _, err := fmt.Sscan(call, &left, &dir); err != nil {
 			t.Fatal(err)
 		}
+		s := new(steps)
+		s.left.Store(left)
 		stream, err := os.ReadFile(filepath.Join(dir, "backup"))
 		if err != nil {
 			t.Fatal(err)
