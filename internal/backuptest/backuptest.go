@@ -47,7 +47,7 @@ func (w *writer) record(k store.Key, version uint64) *store.Record {
 		r.Parent = uuid.UUID{2, byte(w.id)}
 	}
 	if w.random.IntN(3) == 0 {
-		r.Due = time.UnixMicro(int64(1e15 + w.random.IntN(1000))).UTC()
+		r.Due = time.UnixMicro(1e15 + int64(w.random.IntN(1000))).UTC()
 	}
 	for n := range w.random.IntN(3) {
 		r.Lookup = append(r.Lookup, []byte{byte(n), byte(w.random.IntN(20))})

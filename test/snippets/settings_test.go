@@ -114,6 +114,9 @@ var inComments = map[string]setting{
 var otherwise = map[string]string{
 	"audit/audit.go: 1":                    "lines of an export",
 	"internal/auditlog/log.go: 1":          "a picture",
+	"internal/backup/format.go: 1":         "a format",
+	"internal/backup/format.go: 2":         "likewise",
+	"internal/backup/format.go: 3":         "likewise",
 	"internal/reseal/reseal.go: 1":         "a picture",
 	"internal/seal/keys.go: 1":             "a format",
 	"examples/ceremony/main.go: 1":         "usage",
@@ -155,7 +158,7 @@ var languages = map[string]string{
 	"CONTRIBUTING.md: Contributing: sh":                                 "TestReferences of internal/doctest knows the targets of make",
 	"README.md: Try it: sh":                                             "TestServer of examples/server",
 	"README.md: Run the tests: sh":                                      "TestReferences of internal/doctest knows the targets of make",
-	"docs/account-updater.md: Try it: sh":                               "TestControl of examples/server makes the request",
+	"docs/audit.md: Read and export: sh":                                "the transcript get_audit_records makes such requests",
 	"docs/card-entry.md: Plain HTML: html":                              "TestSnippets of test/browser",
 	"docs/card-entry.md: React: tsx":                                    "TestReactOfDocs of test/bundle, and TestSnippets of test/browser",
 	"docs/card-entry.md: React: sh":                                     "it fetches from vault.example; package cardentry tests what it would get",
