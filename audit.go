@@ -108,7 +108,7 @@ func auditActor(ctx context.Context) audit.Actor {
 	r := audit.Actor{KeyID: a.KeyID}
 	for to, text := range map[*string]string{&r.Name: a.Name, &r.Address: a.Address, &r.RequestID: a.RequestID} {
 		text = strings.ToValidUTF8(text[:min(len(text), maxActor)], "")
-		if leak.LooksLikePAN([]byte(text)) {
+		if leak.LooksLikePAN([]byte(text)) && !leak.RequestID(text) { // which a UUID is
 			text = "withheld"
 		}
 		*to = text

@@ -249,6 +249,7 @@ func (c *checker) newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 
+	w.pools["merchants"] = []string{second.ID.String()} // the primary one's secret stays
 	w.known = map[string][]string{
 		"currency_code":       {"EUR", "USD", "JPY"},
 		"merchant_id":         {primary.ID.String(), second.ID.String()},
