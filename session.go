@@ -524,7 +524,7 @@ func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time,
 			}
 			return event.Put(tx)
 		})
-		if errors.Is(err, errStale) || ledger.Outdated(err) {
+		if errors.Is(err, errStale) {
 			continue
 		}
 		if err != nil {

@@ -24,7 +24,6 @@ import (
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
-	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
@@ -88,7 +87,7 @@ type Token struct {
 	UpdatedAt          time.Time `wire:"updated_at"` // of the last change that an event reports; CreatedAt before the first
 
 	// Fingerprint is the same for two tokens of an account if their cards have the same
-	// number. It changes when its key is rotated: see [SeriesFingerprint]. With the masked number it would confirm a guess of the number: events do not
+	// number. With the masked number it would confirm a guess of the number: events do not
 	// have it, and package httpapi shows it only to keys with ScopeFingerprintsRead.
 	Fingerprint Fingerprint `wire:"fingerprint"`
 
@@ -110,12 +109,6 @@ type Token struct {
 	codes uint64
 
 	session SessionID // in which the card was entered; zero if it was passed in
-
-	// prints has the fingerprints of the number, one or two while the key is rotated.
-	// Fingerprint is one of them. generation is of the keys with which they were made, for
-	// the write of a number that was passed in.
-	prints     seal.Prints
-	generation uint32
 
 	// edition names the card number. It is random, and sealed with the number too, so that no
 	// other number is taken for it, such as a former one of a restored row. 0: the first.
@@ -257,8 +250,7 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 
 	// The number counts also if the key was used for another request: else numbers
 	// could be tried out under it.
-	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
-	t.print(v, c.PAN)
+	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider, Fingerprint: v.fingerprint(c.PAN)}
 	if !opts.Bulk {
 		err = cmp.Or(v.takeNumber(ctx, c.PAN, t.Fingerprint), err)
 	}
@@ -295,17 +287,6 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 	event.Written()
 	return t, nil
 }
-
-// print sets the fingerprints of a token to those of a number.
-func (t *Token) print(v *Vault, p card.PAN) {
-	keys := v.ledger.Box.Keys()
-	t.prints, t.generation = v.ledger.Box.Prints(keys, v.rows.ID, hiding.Of(p)), keys.Generation
-	t.Fingerprint = t.prints.Shown(keys)
-}
-
-// unprinted returns the error of a transaction that stores fingerprints of t which were made
-// with former keys.
-func (t *Token) unprinted(tx store.ReadTx) error { return ledger.Current(tx, t.generation) }
 
 func (v *Vault) fingerprint(p card.PAN) Fingerprint {
 	return Fingerprint(v.rows.Box.Fingerprint(v.rows.ID, hiding.Of(p)))
@@ -346,8 +327,8 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 	t.CardholderName, t.Expiry = card.NewName(hiding.Of(c.Name)), c.Expiry
 	t.describe(hiding.Of(c.PAN), v.opts.IINLength, bin)
-	if t.prints == (seal.Prints{}) {
-		t.print(v, c.PAN)
+	if t.Fingerprint == (Fingerprint{}) {
+		t.Fingerprint = v.fingerprint(c.PAN)
 	}
 
 	reason, err := v.unavailable(ctx, t, t.CreatedAt)
@@ -414,20 +395,14 @@ func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 // the given time, if that is earlier. The code comes first: readers of the token, such as
 // its provisioning, find the code.
 func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code card.SecurityCode, until time.Time, fn func(store.Tx) error) error {
-	current := func(tx store.Tx) error {
-		if err := t.unprinted(tx); err != nil {
-			return err
-		}
-		return fn(tx)
-	}
 	if code.IsZero() {
-		return v.rows.Write(ctx, op, t.ID, current)
+		return v.rows.Write(ctx, op, t.ID, fn)
 	}
 	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
 	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Aside) // logged; the card is stored all the same
-	err := v.rows.Write(ctx, op, t.ID, current)
+	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.codes.Drop(ctx, t.ID)
 	}
@@ -561,7 +536,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 
 	l.invalid = errors.Join(l.invalid, o.check())
 	if o.Fingerprint != (Fingerprint{}) {
-		l.Keep = func(t *Token) bool { return t.prints.Has(o.Fingerprint) }
+		l.Keep = func(t *Token) bool { return t.Fingerprint == o.Fingerprint }
 	}
 	return l
 }
@@ -923,10 +898,6 @@ func (v *Vault) openTokenAs(ctx context.Context, r *store.Record, id uuid.UUID) 
 		return nil, err
 	}
 	t, err := v.decodeToken(r.ID, id, plain)
-	if err == nil && t.prints[0].Term > v.ledger.Box.Keys().Fingerprints.Active().Number { // another process has rotated the key
-		v.ledger.Look(ctx)
-		t.Fingerprint = t.prints.Shown(v.ledger.Box.Keys())
-	}
 	return t, v.rows.Named(r, err)
 }
 
@@ -1006,7 +977,6 @@ const (
 	tokenFormer
 	tokenStaleMonth
 	tokenStaleYear
-	tokenPrints // of the fingerprint, and the second one
 )
 
 // fields has what the shown part holds, besides the first and last digits of the number when
@@ -1037,10 +1007,7 @@ func (t *Token) fields(f *tlv.Fields) {
 	tlv.Uint(f, tokenIdentification, &t.Identification)
 	tlv.Text(f, tokenBusinessKey, &t.BusinessKey)
 	tlv.Text(f, tokenImportProvider, &t.ImportProvider)
-	f.Array(tokenFingerprint, t.prints[0].Sum[:])
-	if !f.Reading() {
-		f.Value(tokenPrints, t.prints.Encode(nil))
-	}
+	f.Array(tokenFingerprint, t.Fingerprint[:])
 
 	tlv.ID(f, tokenArt, &t.artID)
 	f.Bool(tokenStale, &t.AccountNumberStale)
@@ -1118,11 +1085,9 @@ func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	t := &Token{ID: id, CreatedAt: rowkey.Time(row), UpdatedAt: rowkey.Time(row)}
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
-	prints, ok := seal.DecodePrints(t.prints[0].Sum, f.Value(tokenPrints, nil))
-	t.prints, t.Fingerprint = prints, prints.Shown(v.ledger.Box.Keys())
 
 	n, prefix, lastFour := t.AccountNumberLength, f.Value(tokenIIN, nil), f.Value(tokenLastFour, nil)
-	if f.Err() != nil || !ok || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
+	if f.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
 		return nil, fmt.Errorf("%w: token cannot be read", ErrDamaged)
 	}
 

@@ -172,7 +172,7 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	}
 
 	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
-		if err := cmp.Or(ledger.Current(tx, keys.Generation), ledger.PutNext(tx, next)); err != nil {
+		if err := cmp.Or(ledger.Current(tx, keys), ledger.PutNext(tx, next)); err != nil {
 			return err
 		}
 		for _, r := range written {

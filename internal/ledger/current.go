@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 )
 
@@ -13,24 +14,17 @@ import (
 type outdated struct{ generation uint32 }
 
 func (o *outdated) Error() string { return "cardvault: the keyring has changed meanwhile" }
-func (o *outdated) Unwrap() error { return store.ErrConflict }
+func (o *outdated) Unwrap() error { return ErrAgain }
 
-// Current returns an error that is Outdated, and wraps store.ErrConflict, unless the stored
-// keyring has a generation. A transaction of Update calls it that must not be written with
-// former keys. Nothing is then, however long its process was stopped before the transaction.
-func Current(tx store.ReadTx, generation uint32) error {
-	_, err := tx.Get(KindMeta, markID(generation))
+// Current returns an error that wraps ErrAgain unless k are the keys of the stored keyring, in
+// a transaction of Update that must not be written with former ones. Nothing of a former
+// generation is written then, however long its process was stopped before the transaction.
+func Current(tx store.ReadTx, k *seal.Keys) error {
+	_, err := tx.Get(KindMeta, markID(k.Generation))
 	if errors.Is(err, store.ErrNotFound) {
-		err = &outdated{generation}
+		err = &outdated{k.Generation}
 	}
 	return err
-}
-
-// Outdated reports whether err says that a write was made with former keys. It has to be made
-// anew; this process has the present ones.
-func Outdated(err error) bool {
-	_, is := errors.AsType[*outdated](err)
-	return is
 }
 
 // follow loads the keyring after an error of Current, and returns the error.

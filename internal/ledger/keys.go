@@ -22,9 +22,14 @@ const mendRoom = 20
 // transaction. The key-encryption key stays the one that wrapped the keyring last.
 func (l *Ledger) RotateKeys(ctx context.Context, also func(store.Tx) error) error {
 	return l.rotate(ctx, &rotation{op: OpRotateKeys, mends: true, next: (*seal.Keys).Next, write: func(next *seal.Keys) func(store.Tx) error {
-		count, also := countRecord(next, 0, 1), l.rotated(also)
+		count := countRecord(next, 0, 1)
 		return func(tx store.Tx) error {
 			tx.Put(count)
+			if l.config.Rotated != nil {
+				if err := l.config.Rotated(tx); err != nil {
+					return err
+				}
+			}
 			return also(tx)
 		}
 	}})
@@ -40,44 +45,10 @@ func (l *Ledger) RotateAudit(ctx context.Context, also func(store.Tx) error) err
 		write: func(*seal.Keys) func(store.Tx) error { return also }})
 }
 
-// OpRotateFingerprint is the operation of each step of a rotation of the fingerprint key.
-var OpRotateFingerprint = Ends("keys.rotate_fingerprint")
-
-// ErrRotating is returned for a series of keys whose last rotation is under way.
-var ErrRotating = errors.New("cardvault: a rotation of these keys is under way")
-
-// RotateFingerprint begins a rotation of the fingerprint key. It calls also in its transaction.
-func (l *Ledger) RotateFingerprint(ctx context.Context, also func(store.Tx) error) error {
-	return l.rotate(ctx, &rotation{op: OpRotateFingerprint, next: (*seal.Keys).NextFingerprint,
-		fits:  func(k *seal.Keys) bool { return !k.Fingerprints.Rotating() },
-		write: func(*seal.Keys) func(store.Tx) error { return l.rotated(also) }})
-}
-
-// AdvanceFingerprint takes the next step of a rotation of the fingerprint key. It calls also in
-// its transaction.
-func (l *Ledger) AdvanceFingerprint(ctx context.Context, also func(store.Tx) error) error {
-	return l.rotate(ctx, &rotation{op: OpRotateFingerprint, next: (*seal.Keys).AdvanceFingerprint,
-		fits:  func(k *seal.Keys) bool { return k.Fingerprints.Rotating() },
-		write: func(*seal.Keys) func(store.Tx) error { return also }})
-}
-
-// rotated returns a function that calls Config.Rotated and also.
-func (l *Ledger) rotated(also func(store.Tx) error) func(store.Tx) error {
-	return func(tx store.Tx) error {
-		if l.config.Rotated != nil {
-			if err := l.config.Rotated(tx); err != nil {
-				return err
-			}
-		}
-		return also(tx)
-	}
-}
-
 // A rotation makes the next generation of the keys.
 type rotation struct {
 	op    Operation
-	mends bool                  // writes a lost keyring again
-	fits  func(*seal.Keys) bool // nil: always
+	mends bool // writes a lost keyring again
 	next  func(k *seal.Keys, at time.Time, room int) *seal.Keys
 	write func(next *seal.Keys) func(store.Tx) error // returns what is written with the keyring
 }
@@ -106,9 +77,6 @@ func (l *Ledger) rotate(ctx context.Context, r *rotation) error {
 		room := seal.MaxTerms
 		if !lost {
 			room -= mendRoom
-		}
-		if r.fits != nil && !r.fits(l.Box.Keys()) {
-			return ErrRotating
 		}
 		next := r.next(l.Box.Keys(), Now(), room)
 		if next == nil {

@@ -52,11 +52,7 @@ type Care struct {
 
 	// Next returns the shown part of the next version of a record, whose shown part is plain.
 	// It may change plain.
-	Next func(ctx context.Context, r *store.Record, plain []byte) ([]byte, error)
-
-	// Prints returns the terms of the fingerprints in a record, which stays as it is. Next
-	// brings them to those of the present keys.
-	Prints func(ctx context.Context, r *store.Record) ([]uint32, error)
+	Next func(r *store.Record, plain []byte) ([]byte, error)
 
 	// First says that version 1 of a record means something: it stays version 1.
 	First bool
@@ -94,10 +90,8 @@ var roundID = uuid.UUID{15: 1}
 // Begin has a new round begin, in the transaction that starts a term or closes one. It seals
 // nothing, because the former term may have no seals left: an empty record stands for a round
 // that has not begun.
-func (s *Sealer) Begin(tx store.Tx) error { return s.begin(tx, ledger.Now()) }
-
-func (s *Sealer) begin(tx store.Tx, due time.Time) error {
-	r := &store.Record{Kind: s.Round, ID: roundID, Due: due, Version: 1}
+func (s *Sealer) Begin(tx store.Tx) error {
+	r := &store.Record{Kind: s.Round, ID: roundID, Due: ledger.Now(), Version: 1}
 	switch is, err := tx.Get(r.Kind, r.ID); {
 	case err == nil:
 		r.Version = is.Version + 1
@@ -228,11 +222,6 @@ func (s *Sealer) endPass(ctx context.Context, j *jobs.Job, r *round) error {
 	if r.damaged > 0 {
 		s.Log.Error("records of former key terms cannot be sealed anew", "count", r.damaged)
 	}
-	if r.left == 0 {
-		if further, err := s.advance(ctx, j, r); further || err != nil {
-			return err
-		}
-	}
 	sure := r.began.Add(settled)
 	if r.left == 0 && !r.pass.Before(sure) {
 		s.Log.Info("all records are sealed under the present key term", "term", r.term, "sealed", r.sealed)
@@ -353,13 +342,11 @@ func (s *Sealer) reseal(ctx context.Context, r *store.Record, present uint32) (*
 	if err = errors.Join(err, also); err != nil {
 		return nil, s.Ledger.Named(r, err)
 	}
-	care := s.Cares[r.Kind]
 	if !shown && !secret {
-		if printed, err := s.printed(ctx, r, care); printed || err != nil {
-			return nil, err
-		}
+		return nil, nil
 	}
 
+	care := s.Cares[r.Kind]
 	next := &resealed{next: r, first: care.First && r.Version == 1}
 	if err := s.resealShown(ctx, r, care, next.first); err != nil || !secret {
 		return next, err
@@ -395,7 +382,7 @@ func (s *Sealer) resealShown(ctx context.Context, r *store.Record, care Care, fi
 	}
 
 	if care.Next != nil {
-		if plain, err = care.Next(ctx, r, plain); err != nil {
+		if plain, err = care.Next(r, plain); err != nil {
 			return s.Ledger.Named(r, err)
 		}
 		defer clear(plain)

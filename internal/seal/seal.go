@@ -283,19 +283,13 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []by
 
 // accountKeys holds the keys derived for one account.
 type accountKeys struct {
-	id                         uuid.UUID
-	of                         *Keys // from which they are derived
-	prf                        cipher.Block
-	fingerprints               []fingerprintMAC // of the active term, then of the pending one
-	lookup, idempotency, audit *keyedMAC
+	id                                      uuid.UUID
+	of                                      *Keys // from which they are derived
+	prf                                     cipher.Block
+	fingerprint, lookup, idempotency, audit *keyedMAC
 
 	mu    sync.Mutex                                 // held to replace aeads
 	aeads atomic.Pointer[map[cipherName]cipher.AEAD] // never changed
-}
-
-type fingerprintMAC struct {
-	term uint32
-	mac  *keyedMAC
 }
 
 // A cipherName names one of the ciphers of an account.
@@ -322,14 +316,10 @@ func (b *Box) account(k *Keys, id uuid.UUID) *accountKeys {
 		id:          id,
 		of:          k,
 		prf:         newAES(derive(k.IDs.key(), "id", k.Vault, id)),
+		fingerprint: newMAC(derive(k.Fingerprints.key(), "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(k.Lookups.key(), "idempotency", k.Vault, id)),
 		audit:       newMAC(derive(k.Audits.key(), "audit mac", k.Vault, id)),
-	}
-	for _, t := range k.Fingerprints {
-		if t.State == Active || t.State == Pending {
-			a.fingerprints = append(a.fingerprints, fingerprintMAC{t.Number, newMAC(derive(hiding.Of(t.Key), "fingerprint", k.Vault, id))})
-		}
 	}
 	a.aeads.Store(&map[cipherName]cipher.AEAD{})
 
@@ -393,7 +383,7 @@ func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(b.Keys(), id).pr
 // Fingerprint returns the keyed hash by which an account recognizes a card
 // number, of 32 bytes.
 func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
-	return b.account(b.Keys(), account).fingerprints[0].mac.sum(pan)
+	return b.account(b.Keys(), account).fingerprint.sum(pan)
 }
 
 // LookupSize is the size of Lookup's result, in bytes.

@@ -25,7 +25,6 @@ var resealBehaviours = []behaviour{
 	{"Reseal", resealed},
 	{"ResealPast", resealedPast},
 	{"ResealRace", resealRace},
-	{"RotateFingerprint", rotateFingerprint},
 }
 
 // A gallery is a till with card art.
@@ -302,82 +301,6 @@ func resealedPast(t *testing.T, s store.Store) {
 	if events[1].Type != receive.TokenUpdated || events[1].Token.BusinessKey != canary+"key" {
 		t.Errorf("the second event: %+v", events[1])
 	}
-}
-
-// rotateFingerprint: while the fingerprint key is rotated, by two processes of which one does
-// not follow, the fingerprint of a card finds all of its tokens at each step. In between all
-// tokens show the present one, which changes once.
-func rotateFingerprint(t *testing.T, s store.Store) {
-	ctx := t.Context()
-	v, slow := vaultOn(t, s, nil), vaultOn(t, s, nil)
-	other := v.In(must(v.CreateAccount(ctx, canary, &cardvault.AccountOptions{ImportApproved: new(true)}))(t).ID)
-	var ids []uuid.UUID // of the first card
-	add := func(v *cardvault.Vault) {
-		t.Helper()
-		ids = append(ids, importCard(t, v, testCard(1), nil).ID)
-		importCard(t, v, testCard(2), nil)
-	}
-	first := importCard(t, v, testCard(1), importUnderKey)
-	ids = append(ids, first.ID)
-	add(slow)
-	elsewhere := importCard(t, other, testCard(1), nil)
-
-	seen := func(v *cardvault.Vault, former cardvault.Fingerprint) cardvault.Fingerprint {
-		t.Helper()
-		fingerprint := must(v.Get(ctx, first.ID))(t).Fingerprint
-		for _, by := range []cardvault.Fingerprint{fingerprint, former} {
-			found := must(collect(ctx, v, &cardvault.TokenListOptions{Fingerprint: by, Ascending: true}))(t)
-			if len(found) != len(ids) {
-				t.Fatalf("a fingerprint finds %d tokens of %d", len(found), len(ids))
-			}
-			for _, token := range found {
-				if !slices.Contains(ids, token.ID) || token.Fingerprint != fingerprint {
-					t.Errorf("token %v shows %v, and another %v", token.ID, token.Fingerprint, fingerprint)
-				}
-			}
-		}
-		return fingerprint
-	}
-	seen(v, first.Fingerprint)
-
-	must(v.RotateSeries(ctx, cardvault.SeriesFingerprint, nil))(t)
-	fails(t, "another rotation", errorOf(v.RotateSeries(ctx, cardvault.SeriesFingerprint, nil)), cardvault.ErrRotating)
-	add(v)
-	add(slow)
-	if seen(v, first.Fingerprint) != first.Fingerprint || seen(slow, first.Fingerprint) != first.Fingerprint {
-		t.Error("the fingerprint has changed before all tokens have the new one")
-	}
-
-	slower := vaultOn(t, s, nil)
-	drain(t, v)
-	present := seen(v, first.Fingerprint)
-	if present == first.Fingerprint || seen(slower, present) != first.Fingerprint {
-		t.Error("the fingerprint has not changed, or for a process that does not know the key")
-	}
-
-	must(v.RotateKeys(ctx, nil))(t) // has the next round begin now
-	drain(t, v)
-	add(slower)
-	for _, v := range []*cardvault.Vault{v, slow, slower, vaultOn(t, s, nil)} {
-		if seen(v, present) != present {
-			t.Error("processes show two fingerprints")
-		}
-		if found := must(collect(ctx, v, &cardvault.TokenListOptions{Fingerprint: first.Fingerprint}))(t); len(found) > 0 {
-			t.Errorf("%d tokens have a former fingerprint", len(found))
-		}
-	}
-	if is := must(other.Get(ctx, elsewhere.ID))(t); is.Fingerprint == elsewhere.Fingerprint || is.Fingerprint == present || !is.UpdatedAt.Equal(elsewhere.UpdatedAt) {
-		t.Errorf("a token of another account: %+v", is)
-	}
-	if again := must(v.Import(ctx, testCard(1), importUnderKey))(t); !again.Replayed || again.ID != first.ID {
-		t.Errorf("a repetition: %+v", again)
-	}
-	for _, term := range must(v.KeyReport(ctx))(t).Others {
-		if term.Series == cardvault.SeriesFingerprint && (term.State == cardvault.TermDestroyed) != (term.Records["token"] == 0) {
-			t.Errorf("%+v", term)
-		}
-	}
-	must(v.RotateSeries(ctx, cardvault.SeriesFingerprint, nil))(t)
 }
 
 // resealRace: callers write while records are sealed anew, by two vaults and under one term
