@@ -198,7 +198,7 @@ func TestAuditRecords(t *testing.T) {
 			}
 		})
 	}
-	for _, q := range []cardvault.AuditQuery{{Limit: -1}, {Limit: 501}, {After: uuid.New()}, {From: time.Now(), To: time.Now().Add(-time.Hour)}} {
+	for _, q := range []cardvault.AuditQuery{{Limit: -1}, {Limit: 501}, {After: uuid.UUID{1}}, {From: time.Now(), To: time.Now().Add(-time.Hour)}} {
 		if _, err := v.AuditRecords(ctx, &q); len(cardvault.FieldErrors(err)) == 0 {
 			t.Errorf("%+v: %v", q, err)
 		}
