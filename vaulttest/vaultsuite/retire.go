@@ -16,7 +16,6 @@ import (
 )
 
 var retireBehaviours = []behaviour{
-	{"RetireTerm", retired},
 	{"RetireLate", retiredLate},
 	{"RetireRace", retireRace},
 }

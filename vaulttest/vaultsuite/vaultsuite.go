@@ -84,7 +84,7 @@ type behaviour struct {
 var behaviours = slices.Concat(
 	tokenBehaviours, resealBehaviours, retireBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
 	accountBehaviours, apiKeyBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
-	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, renewalTimeBehaviours(),
+	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, timeBehaviours(),
 )
 
 // Every number, text and name that the suite stores begins with one of these.

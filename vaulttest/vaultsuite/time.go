@@ -19,13 +19,14 @@ import (
 
 // These tests take hours by the clock of a bubble; the store stays outside. In FIPS 140-3
 // mode a bubble must not run beside other tests, so they are left out.
-func renewalTimeBehaviours() []behaviour {
+func timeBehaviours() []behaviour {
 	if fips140.Enabled() {
 		return nil
 	}
 	return []behaviour{
 		{"RenewalKilled", renewalKilled},
 		{"RenewalFeedDown", renewalFeedDown},
+		{"RetireTerm", retired},
 	}
 }
 
