@@ -53,7 +53,7 @@ stress: deps ## the tests N (10) times, LOAD=4 beside four busy loops: names wha
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
-	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /simnet -e /networktest)
+	@$(GOTEST) -race -short -skip "$$LONG|^Test(Damage|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask|Restless)$$" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /simnet -e /networktest)
 
 api: ## what changed in the Go API since the commit SINCE, as a list for the changelog
 	@SINCE='$(SINCE)' sh .ci/api
