@@ -119,6 +119,10 @@ func TestChanges(t *testing.T) {
 		t.Errorf("%d changes were taken", n)
 	}
 	with(9, 1)
+	if n := len(c.take(9)); n != 1 {
+		t.Errorf("%d changes were left", n)
+	}
+	with(9, 0)
 
 	c.changing([]store.Key{key(2), key(3), key(4), key(5), key(6), {Kind: 2, ID: uuid.UUID{9}}})()
 	with(99, -1)
