@@ -238,8 +238,8 @@ func contextEnded(t testing.TB, s *suite) {
 		if err == nil {
 			s.has(t, "accepted after its context had ended", c)
 		}
-	case <-time.After(contract.Promptness):
-		t.Fatalf("Keep with a context that has ended: still waiting after %v", contract.Promptness)
+	case <-time.After(contract.Promptness(t)):
+		t.Fatalf("Keep with a context that has ended: still waiting after %v", contract.Promptness(t))
 	}
 	s.keeps(t, s.sink, "a checkpoint whose first call was cut off", c)
 	s.has(t, "after a call that was cut off", c)

@@ -312,8 +312,8 @@ func (s *suite) await(done <-chan struct{}, what string) {
 	s.Helper()
 	select {
 	case <-done:
-	case <-time.After(contract.Promptness):
-		s.Fatalf("%s: still waiting after %v", what, contract.Promptness)
+	case <-time.After(contract.Promptness(s.TB)):
+		s.Fatalf("%s: still waiting after %v", what, contract.Promptness(s.TB))
 	}
 }
 

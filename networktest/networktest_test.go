@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/contract"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
@@ -891,46 +891,9 @@ var faults = []struct {
 	{"notices hold a card number", "Feeder", notifying(func(n *network.Notice) { n.SchemeCode = number })},
 }
 
-// A recorder is a test that may fail without failing its parent.
-type recorder struct {
-	testing.TB
-	mu       sync.Mutex
-	messages []string
-}
-
-func (r *recorder) Helper()                           {}
-func (r *recorder) Logf(string, ...any)               {}
-func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
-func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
-
-func (r *recorder) Fatal(args ...any) {
-	r.fail(fmt.Sprint(args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) Fatalf(format string, args ...any) {
-	r.fail(fmt.Sprintf(format, args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) fail(message string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.messages = append(r.messages, message)
-}
-
 // record checks a rule and returns its failures.
 func record(t testing.TB, rule string, n network.Provider) []string {
-	r := &recorder{TB: t}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		networktest.Check(r, rule, harness(n))
-	}()
-	<-done
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.messages)
+	return contract.Record(t, func(t testing.TB) { networktest.Check(t, rule, harness(n)) })
 }
 
 // Every rule must detect its faults.

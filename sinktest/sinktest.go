@@ -255,8 +255,8 @@ func contextEnded(t testing.TB, s *suite) {
 		if err == nil {
 			s.once(t, "that was taken after its context had ended", e)
 		}
-	case <-time.After(contract.Promptness):
-		t.Fatalf("Event with a context that has ended: still waiting after %v", contract.Promptness)
+	case <-time.After(contract.Promptness(t)):
+		t.Fatalf("Event with a context that has ended: still waiting after %v", contract.Promptness(t))
 	}
 	s.taken(t, s.sink, "a token, after a call that was cut off", e)
 	s.once(t, "that arrives again after a call that was cut off", e)

@@ -279,7 +279,11 @@ func TestAddresses(t *testing.T) {
 
 // TestCluster: a server of a cluster has only part of the keys, and is refused.
 func TestCluster(t *testing.T) {
-	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"cluster-enabled": "yes"}})
+	_, bus, err := net.SplitHostPort(realtest.Address(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := realtest.Redis(t, &realtest.RedisOptions{Settings: map[string]string{"cluster-enabled": "yes", "cluster-port": bus}})
 	opens(t, "a cluster", at(s.Addr()), nil, "cluster")
 }
 
