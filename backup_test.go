@@ -3,12 +3,14 @@ package cardvault_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -35,12 +37,20 @@ type backedUp struct {
 func backUp(t *testing.T) *backedUp {
 	t.Helper()
 	b := &backedUp{store: memstore.New()}
+	b.fill(t)
+	t.Cleanup(func() { b.vault.Close() })
+	b.again(t)
+	return b
+}
+
+// fill makes the vault in the store, with its token and key.
+func (b *backedUp) fill(t *testing.T) {
+	t.Helper()
 	var err error
 	b.vault, err = cardvault.New(t.Context(), b.store, mustKeyBytes(t, goldenKey()), &cardvault.Options{Purposes: []string{"test"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { b.vault.Close() })
 	if b.token, err = b.vault.Import(t.Context(), visa, &cardvault.ImportOptions{BusinessKey: "order 1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -49,8 +59,6 @@ func backUp(t *testing.T) *backedUp {
 		t.Fatal(err)
 	}
 	b.key = key.Text.Text()
-	b.again(t)
-	return b
 }
 
 // again makes the backup anew.
@@ -460,5 +468,246 @@ func TestRestoreKilled(t *testing.T) {
 	}
 	if begun < 10 {
 		t.Errorf("%d restorations had begun when they were killed", begun)
+	}
+}
+
+// A golden is what the vault of testdata/backup1 has, the first backup in format 1.
+type golden struct {
+	Backup  uuid.UUID
+	Records int64
+	Deleted int64
+	Chunks  uint64
+	Token   uuid.UUID
+	Changed uuid.UUID // a token that was updated while the backup was made
+	Removed uuid.UUID // a token that was deleted meanwhile
+	APIKey  string
+}
+
+const goldenBackup = "testdata/backup1"
+
+// writeGolden writes testdata/backup1 anew, which only a new format needs:
+//
+//	GOLDEN=1 go test -run TestBackupFormat .
+func writeGolden(t *testing.T) {
+	t.Helper()
+	v, err := cardvault.New(t.Context(), memstore.New(), mustKeyBytes(t, goldenKey()), &cardvault.Options{Mode: cardvault.Sandbox})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	var g golden
+	for _, id := range []*uuid.UUID{&g.Token, &g.Changed, &g.Removed} {
+		token, err := v.Import(t.Context(), visa, &cardvault.ImportOptions{BusinessKey: "order 1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		*id = token.ID
+	}
+	if _, err := v.RotateKeys(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	key, err := v.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.APIKey = key.Text.Text()
+
+	var out bytes.Buffer
+	meanwhile := func() error {
+		next := "order 2"
+		_, err := v.Update(t.Context(), g.Changed, cardvault.TokenUpdate{BusinessKey: &next})
+		return errors.Join(err, v.Delete(t.Context(), g.Removed))
+	}
+	report, err := v.Backup(t.Context(), &out, &cardvault.BackupOptions{Progress: func(at cardvault.BackupProgress) {
+		if meanwhile != nil && at.Records > 8 {
+			if err := meanwhile(); err != nil {
+				t.Error(err)
+			}
+			meanwhile = nil
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Backup, g.Records, g.Deleted, g.Chunks = report.ID, report.Records, report.Deleted, report.Chunks
+	text, err := json.MarshalIndent(g, "", "\t")
+	if err == nil {
+		err = errors.Join(os.WriteFile(goldenBackup+"/vault.json", append(text, '\n'), 0o644), os.WriteFile(goldenBackup+"/backup", out.Bytes(), 0o644))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A backup of format 1 can be restored by every later version.
+func TestBackupFormat(t *testing.T) {
+	if os.Getenv("GOLDEN") != "" {
+		writeGolden(t)
+	}
+	var g golden
+	text, err := os.ReadFile(goldenBackup + "/vault.json")
+	if err == nil {
+		err = json.Unmarshal(text, &g)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := os.ReadFile(goldenBackup + "/backup")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for name, s := range map[string]store.Store{"memory": memstore.New(), "bbolt": boltIn(t, t.TempDir())} {
+		r, err := restore(t, s, stream)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		b := r.Backup
+		if b.ID != g.Backup || b.Records != g.Records || b.Deleted != g.Deleted || b.Chunks != g.Chunks || b.Deleted == 0 ||
+			b.Bytes != int64(len(stream)) || b.At.IsZero() || !slices.Equal(b.Terms, []uint32{1, 2}) {
+			t.Errorf("%s: restored %+v of %+v", name, b, g)
+		}
+		v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), &cardvault.Options{Mode: cardvault.Sandbox, Purposes: []string{"test"}, Thaw: r.ID})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer v.Close()
+		if _, err := v.Authenticate(t.Context(), g.APIKey); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := v.Get(t.Context(), g.Removed); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Errorf("%s: a token that was deleted meanwhile: %v", name, err)
+		}
+		for id, key := range map[uuid.UUID]string{g.Token: "order 1", g.Changed: "order 2"} {
+			page, err := v.List(t.Context(), &cardvault.TokenListOptions{BusinessKey: key})
+			if err != nil || page.TotalItems != 1 || page.Items[0].ID != id {
+				t.Errorf("%s: list by %s: %v", name, key, err)
+			}
+			err = v.Use(t.Context(), id, "test", func(_ context.Context, c *cardvault.UsedCard) error {
+				c.PAN.Expose(func(digits []byte) {
+					if string(digits) != "4242424242424242" {
+						t.Errorf("%s: another card number", name)
+					}
+				})
+				return nil
+			})
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// A watchedStore is a steppedStore that names what changes.
+type watchedStore struct {
+	steppedStore
+	store.Watcher
+}
+
+// A steppedWriter may be killed before, in the middle of and after each Write.
+type steppedWriter struct {
+	w io.Writer
+	*steps
+}
+
+func (w steppedWriter) Write(b []byte) (int, error) {
+	w.step()
+	if _, err := w.w.Write(b[:len(b)/2]); err != nil {
+		return 0, err
+	}
+	w.step()
+	_, err := w.w.Write(b[len(b)/2:])
+	w.step()
+	return len(b), err
+}
+
+// TestBackupKilled kills a process at each step of a backup beside imports. Every time the vault
+// has what was acknowledged, and the stream that is left is refused unless it is whole.
+func TestBackupKilled(t *testing.T) {
+	const child = "CARDVAULT_BACKED_UP"
+	if call, ok := os.LookupEnv(child); ok {
+		var left int64
+		var dir string
+		if _, err := fmt.Sscan(call, &left, &dir); err != nil {
+			t.Fatal(err)
+		}
+		out, err := os.Create(filepath.Join(dir, "backup"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		bolt, s := boltIn(t, dir), new(steps)
+		v, err := cardvault.New(t.Context(), watchedStore{steppedStore{bolt, s}, bolt.(store.Watcher)}, mustKeyBytes(t, goldenKey()), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.left.Store(left)
+		_, err = v.Backup(t.Context(), steppedWriter{out, s}, &cardvault.BackupOptions{Progress: func(at cardvault.BackupProgress) {
+			if at.Records == 0 || at.Records > 12 {
+				return
+			}
+			token, err := v.Import(t.Context(), visa, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			fmt.Println("imported", token.ID)
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+
+	stepsOf, whole := 0, false
+	for step := 1; !whole; step++ {
+		dir := t.TempDir()
+		s := boltIn(t, dir)
+		b := &backedUp{store: s}
+		b.fill(t)
+		if err := errors.Join(b.vault.Close(), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		process := exec.Command(os.Args[0], "-test.run=^TestBackupKilled$")
+		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", child, step, dir))
+		out, err := process.CombinedOutput()
+		whole = err == nil
+		if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
+			t.Fatalf("step %d: %v\n%s", step, err, out)
+		}
+		stepsOf = step
+
+		stream, err := os.ReadFile(filepath.Join(dir, "backup"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		restored, err := restore(t, memstore.New(), stream)
+		if err != nil && (whole || !errors.Is(err, cardvault.ErrDamaged)) {
+			t.Fatalf("step %d: restore of %d bytes = %v", step, len(stream), err)
+		}
+		if whole && restored.Backup.Records == 0 {
+			t.Errorf("step %d: %+v", step, restored)
+		}
+
+		s = boltIn(t, dir)
+		v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), &cardvault.Options{Purposes: []string{"test"}})
+		if err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+		b.works(t, v)
+		for line := range strings.Lines(string(out)) {
+			if text, ok := strings.CutPrefix(strings.TrimSpace(line), "imported "); ok {
+				if _, err := v.Get(t.Context(), uuid.MustParse(text)); err != nil {
+					t.Errorf("step %d: a token that was acknowledged: %v", step, err)
+				}
+			}
+		}
+		b.vault = v
+		b.again(t)
+		if err := errors.Join(v.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if stepsOf < 30 {
+		t.Errorf("%d steps", stepsOf)
 	}
 }

@@ -3,6 +3,7 @@ module github.com/cardvault/cardvault/cmd/vaultctl
 go 1.26.0
 
 require (
+	filippo.io/age v1.3.2
 	github.com/cardvault/cardvault v0.0.0
 	github.com/cardvault/cardvault/store/pgstore v0.0.0
 	github.com/google/uuid v1.6.0
@@ -14,6 +15,7 @@ require (
 
 require (
 	code.dny.dev/ssrf v0.3.0 // indirect
+	filippo.io/hpke v0.4.0 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.6 // indirect
 	github.com/go-jose/go-jose/v4 v4.1.8 // indirect
 	github.com/hashicorp/golang-lru/v2 v2.0.7 // indirect

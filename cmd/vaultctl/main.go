@@ -1,6 +1,6 @@
 // Vaultctl is the operator's tool for a vault: it makes vaults and key files, rotates and
-// reports keys, changes approvals and API keys, and verifies audit logs. docs/vaultctl.md is
-// its manual.
+// reports keys, backs up and restores, changes approvals and API keys, and verifies audit
+// logs. docs/vaultctl.md is its manual.
 //
 //	vaultctl --vault DIR --key FILE COMMAND
 //	vaultctl --store postgres://HOST/DATABASE --key FILE COMMAND
@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 )
@@ -89,6 +90,7 @@ type cli struct {
 	key, passphraseFile  string
 	json, verbose        bool
 	cryptoPeriod         time.Duration
+	thawed               uuid.UUID // for Options.Thaw
 
 	began   bool // the command line was right
 	shown   bool // a result was written
@@ -100,7 +102,7 @@ func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "vaultctl",
 		Short: "Operate a vault of payment cards",
-		Long: "Vaultctl operates a vault: its keys, accounts, API keys and audit log.\n\n" +
+		Long: "Vaultctl operates a vault: its keys, backups, accounts, API keys and audit log.\n\n" +
 			"The vault is a folder (--vault) or a PostgreSQL database (--store). On a folder, the server must be stopped first.\n\n" +
 			"Exit status: 0 done, 1 failed, 2 wrong usage, 3 damage or a finding.",
 		SilenceUsage:     true,
@@ -117,7 +119,7 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
 	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.changeKey(),
-		c.accounts(), c.approve(), c.merchants(), c.apiKeys(), c.audit(), c.man())
+		c.backup(), c.restore(), c.thaw(), c.accounts(), c.approve(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }
 

@@ -72,7 +72,7 @@ var errNoVault = errors.New("there is no vault: is the path right? init makes on
 // operator does.
 func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyring, mode cardvault.Mode) (*cardvault.Vault, error) {
 	return cardvault.New(ctx, s, keys, &cardvault.Options{
-		Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: new(cardvault.AuditOptions), Logger: c.log(),
+		Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: new(cardvault.AuditOptions), Thaw: c.thawed, Logger: c.log(),
 	})
 }
 
@@ -140,9 +140,9 @@ func (c *cli) checkPlace() error {
 	return nil
 }
 
-// A pooled store closes its pool.
+// A pooled store closes its pool. It has all powers of the store.
 type pooled struct {
-	store.Store
+	*pgstore.Store
 	pool *pgxpool.Pool
 }
 
@@ -275,20 +275,20 @@ func (c *cli) ask(ctx context.Context, question string) ([]byte, error) {
 }
 
 // await calls a function that does not end with ctx, and returns when ctx has ended.
-func await(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
+func await[T any](ctx context.Context, call func() (T, error)) (result T, err error) {
 	type answer struct {
-		text []byte
-		err  error
+		result T
+		err    error
 	}
 	got := make(chan answer, 1)
 	go func() {
-		text, err := read()
-		got <- answer{text, err}
+		result, err := call()
+		got <- answer{result, err}
 	}()
 	select {
 	case a := <-got:
-		return a.text, a.err
+		return a.result, a.err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return result, ctx.Err()
 	}
 }

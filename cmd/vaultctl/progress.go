@@ -5,27 +5,33 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/cardvault/cardvault"
 	"golang.org/x/term"
 )
 
 // A progress shows how far a command has come: as a bar on a terminal, else as a line each
-// time that a tenth of it is done.
+// time that a tenth of it is done. Without a known total it shows the work so far, elsewhere
+// every ten seconds.
 type progress struct {
 	to    io.Writer // nil: nowhere
 	bar   bool
 	what  string
 	total int64
 	shown string
+	last  time.Time // of moved, or when the command began
 }
 
 // progress returns the progress of a command that does something total times. The caller
 // calls end.
 func (c *cli) progress(what string, total int64) *progress {
-	p := &progress{to: c.errs, what: what, total: total}
-	f, ok := c.errs.(*os.File)
-	p.bar = ok && term.IsTerminal(int(f.Fd()))
-	return p
+	return &progress{to: c.errs, bar: isTerminal(c.errs), what: what, total: total, last: time.Now()}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 const barWidth = 40
@@ -39,16 +45,36 @@ func (p *progress) left(n int64) {
 		filled := int(part * barWidth)
 		text = fmt.Sprintf("\r[%s%s] %d of %d %s", strings.Repeat("#", filled), strings.Repeat(".", barWidth-filled), done, p.total, p.what)
 	}
+	p.show(text)
+}
+
+func (p *progress) show(text string) {
 	if text == p.shown {
 		return
 	}
-
 	p.shown = text
 	if !p.bar {
 		text += "\n"
 	}
 	fmt.Fprint(p.to, text)
 }
+
+const lineEvery = 10 * time.Second
+
+// moved shows the progress of a backup, whose total is not known.
+func (p *progress) moved(at cardvault.BackupProgress) {
+	text := fmt.Sprintf("%d records, %s", at.Records, size(at.Bytes))
+	switch {
+	case p.bar:
+		p.show("\r" + text)
+	case time.Since(p.last) >= lineEvery:
+		p.last = time.Now()
+		p.show(text)
+	}
+}
+
+// size returns a number of bytes as text.
+func size(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
 // end ends the line of a bar.
 func (p *progress) end() {

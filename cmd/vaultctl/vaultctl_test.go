@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"filippo.io/age"
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -127,10 +128,7 @@ func TestScripts(t *testing.T) {
 				Setup: func(env *testscript.Env) error {
 					at := "--vault=" + filepath.Join(env.WorkDir, "data", "vault")
 					if on == "postgres" {
-						server, name := postgres.Get(t), "v"+strconv.Itoa(int(databases.Add(1)))
-						server.SQL(t, "postgres", "CREATE DATABASE "+name)
-						server.SQL(t, name, "REVOKE CONNECT ON DATABASE "+name+" FROM PUBLIC")
-						at = "--store=" + server.URL(name)
+						at = database(t)
 					}
 					env.Setenv("AT", at)
 					return errors.Join(os.Mkdir(filepath.Join(env.WorkDir, "data"), 0o700), os.Mkdir(filepath.Join(env.WorkDir, "keys"), 0o700))
@@ -138,10 +136,45 @@ func TestScripts(t *testing.T) {
 				Condition: func(name string) (bool, error) { return name == on, nil },
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
 					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "with": with, "keyid": keyID,
+					"flip": flip, "identity": identity,
+					"place": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[1], place(t, ts, args[0])) },
 				},
 			})
 		})
 	}
+}
+
+// database makes a database, and returns the flag that names it.
+func database(t *testing.T) string {
+	server, name := postgres.Get(t), "v"+strconv.Itoa(int(databases.Add(1)))
+	server.SQL(t, "postgres", "CREATE DATABASE "+name)
+	server.SQL(t, name, "REVOKE CONNECT ON DATABASE "+name+" FROM PUBLIC")
+	return "--store=" + server.URL(name)
+}
+
+// place returns the flag of a new place for a vault: place bolt NAME
+func place(t *testing.T, ts *testscript.TestScript, on string) string {
+	if on == "postgres" {
+		return database(t)
+	}
+	dir, err := os.MkdirTemp(ts.MkAbs("data"), "")
+	ts.Check(err)
+	return "--vault=" + filepath.Join(dir, "vault")
+}
+
+// flip flips a bit near the end of a copy of a file: flip backup edited
+func flip(ts *testscript.TestScript, _ bool, args []string) {
+	b := []byte(ts.ReadFile(args[0]))
+	b[len(b)-100] ^= 1
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b, 0o600))
+}
+
+// identity makes files with an age identity and its recipient: identity keys/age recipients
+func identity(ts *testscript.TestScript, _ bool, args []string) {
+	id, err := age.GenerateX25519Identity()
+	ts.Check(err)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte("# an identity\n"+id.String()+"\n"), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(id.Recipient().String()+"\n"), 0o600))
 }
 
 // exits runs a program, which has to end with a status: exits 3 vaultctl report
@@ -297,5 +330,46 @@ func TestProgress(t *testing.T) {
 		if text := b.String(); strings.Count(text, "\n") != lines || !strings.HasPrefix(text, first) || !strings.HasSuffix(text, last) {
 			t.Errorf("bar %t: %q", bar, text)
 		}
+	}
+}
+
+// TestProgressWithoutTotal: a terminal shows what was done, and anything else a line every ten
+// seconds.
+func TestProgressWithoutTotal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, bar := range []bool{false, true} {
+			var b strings.Builder
+			c := &cli{errs: &b}
+			p := c.progress("", 0)
+			p.bar = bar
+			for n := range int64(21) {
+				p.moved(cardvault.BackupProgress{Records: n, Bytes: n << 20})
+				time.Sleep(time.Second)
+			}
+			p.end()
+			want := "10 records, 10.0 MiB\n20 records, 20.0 MiB\n"
+			if text := b.String(); !bar && text != want || bar && (strings.Count(text, "\r") != 21 || !strings.HasSuffix(text, "\r20 records, 20.0 MiB\n")) {
+				t.Errorf("bar %t: %q", bar, text)
+			}
+		}
+	})
+}
+
+// TestPatient: a signal ends the wait for a pipe that nobody serves.
+func TestPatient(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	defer r.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := &patient{ctx: ctx, Reader: r, Writer: w}
+	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Read = %v", err)
+	}
+	if _, err := p.Write(make([]byte, 1<<20)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Write = %v", err)
 	}
 }

@@ -3,12 +3,23 @@
 package pgstore_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/backuptest"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
 )
 
 // A vault is backed up from a snapshot, and moves to and from other stores.
@@ -38,4 +49,179 @@ func TestSnapshotIdles(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// TestMove: a vault moves from bbolt to PostgreSQL and back. All its tokens can be used there,
+// and every list has the same items and totals.
+func TestMove(t *testing.T) {
+	ctx := t.Context()
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(s store.Store, thaw uuid.UUID) *cardvault.Vault {
+		v, err := cardvault.New(ctx, s, keys, &cardvault.Options{
+			Mode: cardvault.Sandbox, Purposes: []string{"test"}, Webhooks: noSender{}, Audit: new(cardvault.AuditOptions), Thaw: thaw,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	bolt := func() store.Store {
+		s, err := boltstore.Open(ctx, filepath.Join(t.TempDir(), "cardvault.db"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return s
+	}
+
+	v := open(bolt(), uuid.Nil)
+	fillMoved(t, v)
+	want := contentOf(t, v)
+	if len(want) < 600 {
+		t.Fatalf("%d lines of content", len(want))
+	}
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	for i, place := range []store.Store{openOne(t, p, divided(t, p, 4)), bolt(), openOne(t, p, schema(t, p)), bolt()} {
+		var stream bytes.Buffer
+		made, err := v.Backup(ctx, &stream, nil)
+		if err == nil {
+			err = v.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		restored, err := cardvault.Restore(ctx, place, keys, &stream, nil)
+		if err != nil {
+			t.Fatalf("move %d: %v", i, err)
+		}
+		if restored.Backup.Records != made.Records {
+			t.Errorf("move %d: %d records of %d", i, restored.Backup.Records, made.Records)
+		}
+		v = open(place, restored.ID)
+		is := contentOf(t, v)
+		for n := range max(len(is), len(want)) {
+			if n >= len(is) || n >= len(want) || is[n] != want[n] {
+				t.Fatalf("move %d: line %d of %d differs, want %d lines", i, n, len(is), len(want))
+			}
+		}
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A noSender takes any target, and delivers nothing.
+type noSender struct{}
+
+func (noSender) Check(*cardvault.Target) error { return nil }
+
+func (noSender) Send(context.Context, *cardvault.Delivery) (*cardvault.SendResult, error) {
+	return nil, errors.New("nothing is sent")
+}
+
+// fillMoved makes accounts with tokens and all else that lists show.
+func fillMoved(t *testing.T, v *cardvault.Vault) {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"one", "two"} {
+		_, err := v.CreateAccount(ctx, name, nil)
+		must(err)
+	}
+	for a, err := range v.AllAccounts(ctx, nil) {
+		must(err)
+		in := v.In(a.ID)
+		_, err = in.CreateMerchant(ctx, "shop", nil)
+		must(err)
+		_, err = in.CreateAPIKey(ctx, "root", cardvault.AllScopes(), nil)
+		must(err)
+		gone, err := in.CreateAPIKey(ctx, "gone", cardvault.AllScopes(), nil)
+		must(err)
+		must(in.DeleteAPIKey(ctx, gone.ID))
+		_, err = in.CreateWebhook(ctx, "https://shop.example/hook", nil)
+		must(err)
+		_, err = in.CreateSession(ctx, nil)
+		must(err)
+		for n := range 120 {
+			o := &cardvault.ImportOptions{BusinessKey: fmt.Sprint("order ", n%40)}
+			if n%5 == 0 {
+				o.TokenTTL = 24 * time.Hour
+			}
+			number := []string{"4242424242424242", "5555555555554444", "378282246310005"}[n%3]
+			token, err := in.Import(ctx, cardvault.Card{PAN: card.NewPAN([]byte(number)), Expiry: card.Expiry{Month: 1 + n%12, Year: 2090}, Name: card.NewName([]byte("Jane Roe"))}, o)
+			must(err)
+			if n%10 == 9 {
+				must(in.Delete(ctx, token.ID))
+			}
+		}
+	}
+	_, err := v.RotateKeys(ctx, nil)
+	must(err)
+	must(v.Drain(ctx))
+}
+
+// contentOf returns a line for each thing that a vault answers.
+func contentOf(t *testing.T, v *cardvault.Vault) (lines []string) {
+	t.Helper()
+	ctx := t.Context()
+	add := func(what string, of any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		text, err := json.Marshal(of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, what+" "+string(text))
+	}
+	var accounts []*cardvault.Account
+	for a, err := range v.AllAccounts(ctx, nil) {
+		add("account", a, err)
+		accounts = append(accounts, a)
+	}
+	for _, a := range accounts {
+		in := v.In(a.ID)
+		for m, err := range in.AllMerchants(ctx, nil) {
+			add("merchant", []any{m.ID, m.Name, m.CreatedAt, m.Primary}, err)
+		}
+		for k, err := range in.AllAPIKeys(ctx, nil) {
+			add("API key", []any{k.ID, k.Label, k.CreatedAt, k.Scopes}, err)
+		}
+		for w, err := range in.AllWebhooks(ctx, nil) {
+			add("webhook", []any{w.ID, w.URL, w.CreatedAt}, err)
+			d, err := in.ListDeliveries(ctx, w.ID, nil)
+			add("deliveries", d.TotalItems, err)
+		}
+		for token, err := range in.All(ctx, nil) {
+			add("token", token, err)
+			if err := in.Use(ctx, token.ID, "test", func(_ context.Context, c *cardvault.UsedCard) error {
+				c.PAN.Expose(func(digits []byte) { lines = append(lines, fmt.Sprintf("%x", sha256.Sum256(digits))) })
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stale := false
+		for _, o := range []*cardvault.TokenListOptions{
+			nil, {Ascending: true, Page: 2, Limit: 7}, {BusinessKey: "order 3"}, {BusinessKey: "none"},
+			{Scheme: []card.Scheme{card.VISA}}, {Scheme: []card.Scheme{card.AmericanExpress, card.Mastercard}}, {AccountNumberStale: &stale},
+		} {
+			list, err := in.List(ctx, o)
+			add("list", list, err)
+		}
+	}
+	return lines
 }
