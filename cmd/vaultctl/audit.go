@@ -133,7 +133,7 @@ func (c *cli) auditVerify() *cobra.Command {
 	}
 
 	cmd.Flags().StringArrayVar(&keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag; without any, the export is compared with itself")
-	cmd.Flags().StringArrayVar(&kept, "checkpoints", nil, "`file` of checkpoints that a sink has kept, one JSON object a line")
+	cmd.Flags().StringArrayVar(&kept, "checkpoints", nil, "`path` of checkpoints that a sink has kept: a file of JSON objects, or a folder of such files")
 	return cmd
 }
 
@@ -176,13 +176,27 @@ func (c *cli) verifyExport(ctx context.Context, path string, opts *audit.VerifyO
 	return c.show(result, text)
 }
 
-// readCheckpoints returns the checkpoints in a file.
+// readCheckpoints returns the checkpoints in a file, or in the files of a folder.
 func readCheckpoints(path string) (all []*audit.Checkpoint, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.IsDir() {
+		files, err := f.Readdirnames(-1)
+		for _, name := range files {
+			if strings.HasPrefix(name, ".") { // not whole yet
+				continue
+			}
+			more, err := readCheckpoints(filepath.Join(path, name))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, more...)
+		}
+		return all, err
+	}
 
 	for from := json.NewDecoder(bufio.NewReader(f)); ; {
 		one := new(audit.Checkpoint)

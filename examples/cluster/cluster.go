@@ -143,7 +143,7 @@ func (cl *cluster) setUp(ctx context.Context) (err error) {
 	}
 
 	cl.credentials.Accounts = made.Accounts
-	return cl.credentials.Write(cl.file)
+	return errors.Join(cl.around.KeepPublicKeys(v), cl.credentials.Write(cl.file))
 }
 
 // start starts the replicas, and the proxy.

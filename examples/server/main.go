@@ -12,6 +12,9 @@
 // entered and tokens tried, and GET /reference shows every call and tries it. POST
 // /simulator/tokens/{id}/{action} does to a stored card what its scheme would. SIGINT and
 // SIGTERM stop it; the second one at once.
+//
+// The audit log is on. DATA/audit has the last checkpoint of each account, and the public keys
+// that verify them.
 package main
 
 import (
@@ -145,7 +148,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 
 	return serve(ctx, listener, sandbox.Server(handler, log), v, log, func() error {
-		if err := credentials.Write(file); err != nil {
+		if err := errors.Join(around.KeepPublicKeys(v), credentials.Write(file)); err != nil {
 			return err
 		}
 		credentials.Announce(stdout, file)

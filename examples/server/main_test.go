@@ -134,7 +134,7 @@ func TestServer(t *testing.T) {
 	if runtime.GOOS != "windows" {
 		for path, mode := range map[string]os.FileMode{
 			"": 0o700, "sandbox.json": 0o600, "keys": 0o700, "keys/vault.key": 0o600, "vault": 0o700, "vault/cardvault.db": 0o600,
-			"simulator": 0o700, "simulator/simnet.db": 0o600,
+			"simulator": 0o700, "simulator/simnet.db": 0o600, "audit": 0o700, "audit/checkpoints": 0o700, "audit/public-keys": 0o600,
 		} {
 			info, err := os.Stat(filepath.Join(dir, path))
 			if err != nil {
@@ -307,7 +307,8 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestKilled kills the server amid imports and deletions: every acknowledged one holds.
+// TestKilled kills the server amid imports and deletions: every acknowledged one holds, and has
+// its record in the audit log, which is whole.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	var (
@@ -390,5 +391,7 @@ func TestKilled(t *testing.T) {
 	if int(total) < len(kept) || int(total) > len(kept)+len(unsure)+5*8 {
 		t.Errorf("%v tokens, want about %d", total, len(kept))
 	}
+	p.stop(t)
+	p.audited(t, dir, map[string][]string{"token.import": append(kept, deleted...), "token.delete": deleted})
 	t.Logf("%d imports and %d deletions acknowledged over 5 kills, all of them held", len(kept)+len(deleted), len(deleted))
 }

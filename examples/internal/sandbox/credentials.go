@@ -134,16 +134,7 @@ func (b *Credentials) Write(file string) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), ".sandbox-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(append(data, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), file)
+	return replaceFile(file, append(data, '\n'))
 }
 
 // Announce prints how to use the sandbox whose credentials are in a file: lines for a shell
@@ -154,12 +145,13 @@ func (b *Credentials) Announce(w io.Writer, file string) {
 	fmt.Fprintf(w, `Cardvault sandbox: %[1]s
 API reference: %[1]s/reference
 API keys and secrets: %[2]s
+Checkpoints and public keys of the audit log: %[4]s
 
 Paste these lines into another terminal. They import a card, list the tokens, wait for the network token, request payment data and decrypt it:
 
 %[3]s
 
-`, b.BaseURL, lines.file, strings.Join(lines.journey(b.BaseURL), "\n"))
+`, b.BaseURL, lines.file, strings.Join(lines.journey(b.BaseURL), "\n"), auditOf(lines.file))
 }
 
 // fromFile returns how a shell reads credentials from a file.

@@ -11,6 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,7 +43,7 @@ func Challenges(baseURL string) string { return baseURL + "/simulator/identifica
 type Options struct {
 	Network *simnet.Network // the caller closes it after the sandbox
 	BaseURL string          // where clients reach it
-	File    string          // of the credentials, which the page names
+	File    string          // of the credentials, which the page names; the checkpoints of the audit log are beside it
 	Origins string          // whose pages may enter cards, with commas between them
 	Forward string          // URLs on this machine to which cards may be forwarded, likewise
 
@@ -62,6 +64,7 @@ type Sandbox struct {
 	provider *provider
 	sender   *webhook.Sender
 	recent   *events
+	kept     Checkpoints
 
 	mu       sync.Mutex
 	forwards []*forward.Forwarder // of the handlers
@@ -69,11 +72,15 @@ type Sandbox struct {
 
 // New starts a payment provider on a port of its own.
 func New(o Options) (*Sandbox, error) {
+	kept := Checkpoints(filepath.Join(auditOf(o.File), "checkpoints"))
+	if err := os.MkdirAll(string(kept), 0o700); err != nil {
+		return nil, err
+	}
 	p, err := startProvider(o.Network, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	return &Sandbox{opts: o, provider: p, sender: webhook.New(&webhook.Options{AllowPrivateTargets: true}), recent: new(events)}, nil
+	return &Sandbox{opts: o, provider: p, sender: webhook.New(&webhook.Options{AllowPrivateTargets: true}), recent: new(events), kept: kept}, nil
 }
 
 // Close ends running calls to the payment provider and to webhooks.
@@ -104,6 +111,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		Events:          s.recent,
 		Webhooks:        s.sender,
 		Purposes:        []string{reportPurpose},
+		Audit:           &cardvault.AuditOptions{Sink: s.kept},
 		Logger:          s.opts.Log,
 	}
 }
