@@ -73,6 +73,31 @@ func Record(t testing.TB, check func(t testing.TB)) []string {
 	return slices.Clone(r.messages)
 }
 
+// Faults returns a function that checks in a subtest whether a rule notices a fault: whether
+// there are failures. Each rule must have a fault before t ends.
+func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, failures func(*testing.T) []string)) {
+	unproved := slices.Clone(rules)
+	t.Cleanup(func() {
+		if len(unproved) > 0 {
+			t.Errorf("no fault proves that these rules can fail: %v", unproved)
+		}
+	})
+
+	return func(rule, fault string, failures func(*testing.T) []string) {
+		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == rule })
+		t.Run(rule+"/"+fault, func(t *testing.T) {
+			t.Parallel()
+			all := failures(t)
+			if len(all) == 0 {
+				t.Errorf("%s did not notice that %s", rule, fault)
+			}
+			for _, failure := range all[:min(3, len(all))] {
+				t.Log(failure)
+			}
+		})
+	}
+}
+
 // A recorder is a test that may fail without failing the one it is part of.
 type recorder struct {
 	testing.TB
