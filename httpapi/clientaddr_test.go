@@ -80,6 +80,8 @@ func TestTrustedProxies(t *testing.T) {
 		"both":     {TrustedProxies: prefixes("10.0.0.0/24"), ClientAddr: func(*http.Request) netip.Addr { return netip.Addr{} }},
 		"no range": {TrustedProxies: []netip.Prefix{{}}},
 		"mapped":   {TrustedProxies: prefixes("::ffff:10.0.0.0/120")},
+		"all IPv4": {TrustedProxies: prefixes("10.0.0.0/24", "0.0.0.0/0")},
+		"all IPv6": {TrustedProxies: prefixes("::/0")},
 	} {
 		if _, err := httpapi.NewHandler(r.vault, o); err == nil {
 			t.Errorf("%s: no error", name)

@@ -108,7 +108,7 @@ func isPath(path string) bool {
 }
 
 // maxAnswer limits an answer of the engine, in bytes.
-const maxAnswer = 2 * remote.MaxWrapped
+const maxAnswer = 128 << 10
 
 // A transit is a client of one key.
 type transit struct {

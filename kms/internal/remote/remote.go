@@ -18,14 +18,8 @@ import (
 	"github.com/cardvault/cardvault"
 )
 
-const (
-	// Timeout limits a call of Wrap or Unwrap, so that a vault which opens does not wait
-	// for ever.
-	Timeout = 10 * time.Second
-
-	// MaxWrapped limits the result of Wrap, in bytes: 64 KiB. A longer answer is garbage.
-	MaxWrapped = 64 << 10
-)
+// Timeout limits a call of Wrap or Unwrap, so that a vault which opens does not wait for ever.
+const Timeout = 10 * time.Second
 
 // A Func encrypts a text, or decrypts it, bound to aad. It neither changes nor keeps its
 // arguments, and is called concurrently. A Func that decrypts returns an error that wraps
@@ -58,7 +52,7 @@ func (w *wrapper) Wrap(ctx context.Context, plaintext, aad []byte) ([]byte, erro
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
-	if len(wrapped) == 0 || len(wrapped) > MaxWrapped {
+	if len(wrapped) == 0 || len(wrapped) > cardvault.MaxWrapped {
 		return nil, fmt.Errorf("kms: key %s wrapped a text in %d bytes", w.keyID, len(wrapped))
 	}
 	if !w.checked.Load() {
@@ -103,7 +97,7 @@ func (w *wrapper) Unwrap(ctx context.Context, wrapped, aad []byte) ([]byte, erro
 		return nil, err
 	}
 
-	if len(wrapped) == 0 || len(wrapped) > MaxWrapped {
+	if len(wrapped) == 0 || len(wrapped) > cardvault.MaxWrapped {
 		return nil, cardvault.ErrWrongKey
 	}
 	plaintext, err := w.decrypt(ctx, wrapped, aad)

@@ -95,9 +95,11 @@ func TestUnusable(t *testing.T) {
 			func(ctx context.Context, text, _ []byte) ([]byte, error) { return s.known(ctx, text, nil) },
 			"ignores associated data",
 		},
-		"nothing":  {func(context.Context, []byte, []byte) ([]byte, error) { return nil, nil }, s.known, "in 0 bytes"},
-		"too long": {func(context.Context, []byte, []byte) ([]byte, error) { return make([]byte, 1<<20), nil }, s.known, "in 1048576 bytes"},
-		"down":     {func(context.Context, []byte, []byte) ([]byte, error) { return nil, errDown }, s.known, "connection refused"},
+		"nothing": {func(context.Context, []byte, []byte) ([]byte, error) { return nil, nil }, s.known, "in 0 bytes"},
+		"too long": {func(context.Context, []byte, []byte) ([]byte, error) {
+			return make([]byte, cardvault.MaxWrapped+1), nil
+		}, s.known, "in 8193 bytes"},
+		"down": {func(context.Context, []byte, []byte) ([]byte, error) { return nil, errDown }, s.known, "connection refused"},
 		"down afterwards": {s.encrypt, func(context.Context, []byte, []byte) ([]byte, error) {
 			return nil, errDown
 		}, "connection refused"},
@@ -132,7 +134,7 @@ func TestCheckedOnce(t *testing.T) {
 // TestGarbage: nothing that cannot be a wrapped text is sent to the service.
 func TestGarbage(t *testing.T) {
 	w := remote.New("key", nil, nil)
-	for _, size := range []int{0, remote.MaxWrapped + 1} {
+	for _, size := range []int{0, cardvault.MaxWrapped + 1} {
 		if _, err := w.Unwrap(t.Context(), make([]byte, size), aad); !errors.Is(err, cardvault.ErrWrongKey) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
