@@ -41,6 +41,13 @@ type Account struct {
 	// Quotas are the effective ones: from UpdateAccount, else from Options.Quotas.
 	Quotas Quotas
 
+	// TokenRetention is the age at which tokens are deleted, counted from their import, in
+	// whole hours. 0: they are kept.
+	TokenRetention time.Duration
+
+	State AccountState
+	Since time.Time // when State began; zero if it was always AccountOpen
+
 	Replayed  bool   // CreateAccount has made it before: see the package comment
 	overrides Quotas // 0: as Options.Quotas
 }
@@ -76,7 +83,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOpt
 		opts = new(AccountOptions)
 	}
 	sandbox := v.opts.Mode == Sandbox
-	a := Account{Name: name, ImportApproved: sandbox, NetworkTokensActive: sandbox}
+	a := Account{Name: name, State: AccountOpen, ImportApproved: sandbox, NetworkTokensActive: sandbox}
 	set(&a.ImportApproved, opts.ImportApproved)
 	set(&a.NetworkTokensActive, opts.NetworkTokensActive)
 
@@ -93,7 +100,7 @@ func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOpt
 		if err := c.Seal(records[0].ID[:], uuid.Nil); err != nil {
 			return nil, err
 		}
-		return &a, v.rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
+		return &a, v.of(v.rows.ID).rows.Write(ctx, opCreateAccount, a.ID, func(tx store.Tx) error {
 			for _, r := range records {
 				tx.Put(r)
 			}
@@ -160,6 +167,7 @@ type AccountUpdate struct {
 	NetworkTokensActive *bool
 	ProviderAccounts    []ProviderAccount // nil: stays; empty: none
 	Quotas              QuotaUpdate
+	TokenRetention      *time.Duration // 0, or whole hours up to MaxTokenRetention
 }
 
 // UpdateAccount changes the account of this handle and returns it. Every process on the
@@ -175,14 +183,21 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 	}
 
 	var changed *Account
-	var fill *store.Record
+	var fill, retain *store.Record
 	err = v.changeAccount(ctx, opUpdateAccount, v.rows.ID, func(a *Account) (also func(store.Tx) error, err error) {
-		changed, fill = a, nil
+		changed, fill, retain = a, nil, nil
+		var writes []*store.Record
 		if u.NetworkTokensActive != nil && *u.NetworkTokensActive && !a.NetworkTokensActive {
 			if fill, err = v.newBackfill(ctx); err != nil {
 				return nil, err
 			}
-			also = func(tx store.Tx) error { tx.Put(fill); return nil }
+			writes = append(writes, fill)
+		}
+		if u.TokenRetention != nil && *u.TokenRetention != 0 {
+			if retain, err = v.newRetention(ctx); err != nil {
+				return nil, err
+			}
+			writes = append(writes, retain)
 		}
 
 		set(&a.Name, u.Name)
@@ -194,12 +209,18 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 		u.Quotas.apply(&a.overrides)
 		a.Quotas = a.overrides
 		a.Quotas.or(&v.opts.Quotas)
-		return also, nil
+		set(&a.TokenRetention, u.TokenRetention)
+		return func(tx store.Tx) error {
+			for _, r := range writes {
+				tx.Put(r)
+			}
+			return nil
+		}, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	v.jobs.Due(fill)
+	v.jobs.Due(fill, retain)
 	return changed, nil
 }
 
@@ -221,6 +242,9 @@ func (u *AccountUpdate) check() error {
 	errs := []error{checkProviderAccounts(u.ProviderAccounts), u.Quotas.check()}
 	if u.Name != nil && *u.Name != "" {
 		errs = append(errs, checkText("Name", []byte(*u.Name)))
+	}
+	if r := u.TokenRetention; r != nil && (*r < 0 || *r > MaxTokenRetention || *r%time.Hour != 0) {
+		errs = append(errs, &FieldError{"TokenRetention", invalid.OutOfRange, "must be 0 or whole hours, at most 100 years"})
 	}
 	return errors.Join(errs...)
 }
@@ -249,6 +273,7 @@ func tryAccount(ctx context.Context, v *Vault, op ledger.Operation, object uuid.
 		return err
 	}
 
+	r.Class = uint8(a.State)
 	r.Version++
 	if err := v.rows.SealShown(r, tlv.Encode(a.fields)); err != nil {
 		return err
@@ -267,6 +292,7 @@ type standing struct {
 	account  uuid.UUID // row key
 	version  uint64    // of its record
 	active   bool      // network tokens are
+	since    time.Time // of its state
 	quotas   Quotas
 	merchant uuid.UUID // the primary one; zero unless approved has read it
 }
@@ -288,7 +314,7 @@ func (v *Vault) standing(ctx context.Context) (*standing, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &standing{account: r.ID, version: version, active: a.NetworkTokensActive, quotas: a.Quotas}
+	s := &standing{account: r.ID, version: version, active: a.NetworkTokensActive, since: a.Since, quotas: a.Quotas}
 	v.standings.Store(v.rows.ID, s)
 	return s, nil
 }
@@ -317,6 +343,9 @@ const (
 	accountProviderMID
 	accountProviderPortal // ends one ProviderAccount
 	accountQuota          // and the numbers after it: one for each of allQuotas
+
+	accountSince     = 32
+	accountRetention = 33 // hours
 )
 
 func (a *Account) fields(f *tlv.Fields) {
@@ -333,10 +362,14 @@ func (a *Account) fields(f *tlv.Fields) {
 		tlv.Uint(f, accountQuota+byte(i), n)
 		*n = max(0, min(*n, q.most))
 	}
+	f.Time(accountSince, &a.Since)
+	hours := a.TokenRetention / time.Hour
+	tlv.Uint(f, accountRetention, &hours)
+	a.TokenRetention = min(hours, MaxTokenRetention/time.Hour) * time.Hour
 }
 
 func (v *Vault) openAccount(ctx context.Context, rec *store.Record) (*Account, error) {
-	a := &Account{ID: v.rows.Mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID)}
+	a := &Account{ID: v.rows.Mask(kindAccount, rec.ID), CreatedAt: rowkey.Time(rec.ID), State: AccountState(rec.Class)}
 	err := v.rows.ReadFields(ctx, rec, a.fields)
 	a.Quotas = a.overrides
 	a.Quotas.or(&v.opts.Quotas)

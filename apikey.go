@@ -700,7 +700,8 @@ type Principal struct {
 
 // Authenticate returns the principal of an API key's text, in any account. The error is
 // ErrUnauthenticated for every text that is not a valid key, and for a key with address
-// ranges unless the [Actor.Address] of ctx is in one of them.
+// ranges unless the [Actor.Address] of ctx is in one of them. It is ErrAccountFrozen for a
+// valid key of a frozen account; keys of an account that was closed are not valid.
 func (v *Vault) Authenticate(ctx context.Context, key string) (_ *Principal, err error) {
 	defer v.whole().doing(ctx, "authenticate", &err)
 	short, secret, ok := keytext.Parse(v.opts.Mode.keyPrefix(), key)
@@ -779,8 +780,11 @@ func readPrincipal(ctx context.Context, v *Vault, short string, sum [sha256.Size
 		}
 		if k.admits(ctx) {
 			p, err := v.principal(ctx, k, c.Account)
-			if err != nil || k.admits(ctx) { // its creators too, which have been read now
-				return p, err
+			if err == nil && k.admits(ctx) { // its creators too, which have been read now
+				return p, p.Account.admits()
+			}
+			if err != nil {
+				return nil, err
 			}
 		}
 		if v.outside.Now() {

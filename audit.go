@@ -125,6 +125,7 @@ var classifiers = []struct {
 	{ErrOutcomeUnknown, audit.Failed, "OUTCOME_UNKNOWN"},
 	{ErrNotFound, audit.Refused, "NOT_FOUND"},
 	{ErrUnauthenticated, audit.Refused, "UNAUTHORIZED"},
+	{ErrAccountFrozen, audit.Refused, "ACCOUNT_FROZEN"},
 	{ErrInsufficientScope, audit.Refused, "INSUFFICIENT_SCOPE"},
 	{ErrQuotaExceeded, audit.Refused, "QUOTA_EXCEEDED"},
 	{ErrAPIKeyDepth, audit.Refused, "QUOTA_EXCEEDED"},
@@ -184,6 +185,7 @@ var recordedCalls = map[string]ledger.Operation{
 	"complete session": opTokenize, "tokenize card": opTokenize, "refresh session": opRefreshSession, "refresh security code": opRefreshSecurityCode,
 	"get security code status": ledger.Reads("security_code.read"), "consume security code": opConsume, "get card art": ledger.Reads("card_art.read"),
 	"create account": opCreateAccount, "get account": ledger.Reads("account.read"), "list accounts": ledger.Reads("account.list"), "update account": opUpdateAccount,
+	"freeze account": opFreezeAccount, "thaw account": opThawAccount, "close account": opCloseAccount,
 	"create merchant": opCreateMerchant, "ensure merchant": opCreateMerchant, "get merchant": ledger.Reads("merchant.read"),
 	"get primary merchant": ledger.Reads("merchant.read"), "list merchants": ledger.Reads("merchant.list"), "rotate payment secret": opRotateSecret,
 	"revoke previous payment secret": opRevokeSecret, "revoke previous webhook secrets": opRevokeWebhookSecret, "get API key": ledger.Reads("api_key.read"),
@@ -272,7 +274,7 @@ func (v *Vault) AuditRecords(ctx context.Context, q *AuditQuery) (_ *AuditPage, 
 			return nil, &FieldError{"After", invalid.Format, "must be Next of a page"}
 		}
 	}
-	records, next, err := v.audit.Page(ctx, v.rows, &of)
+	records, next, err := v.audit.Page(ctx, v.ledger.In(v.rows.ID), &of) // also of a frozen or closed account
 	if records == nil && err != nil {
 		return nil, err
 	}
@@ -326,7 +328,7 @@ func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time
 	if err := v.rows.Note(ctx, opExportAudit, uuid.Nil, nil); err != nil {
 		return err
 	}
-	return v.audit.Export(ctx, v.rows, from, to, w)
+	return v.audit.Export(ctx, v.ledger.In(v.rows.ID), from, to, w)
 }
 
 // AuditPublicKeys returns the keys that verify the checkpoints of the vault, in their order:

@@ -20,6 +20,11 @@ var (
 	// deleted, expired, or of another account. The error is the same for all.
 	ErrNotFound = ledger.ErrNotFound
 
+	// ErrAccountFrozen is returned by all calls inside an account that is frozen: see
+	// [Vault.FreezeAccount]. Sessions and card art are ErrNotFound meanwhile for callers who
+	// have nothing but their ids.
+	ErrAccountFrozen = ledger.ErrAccountFrozen
+
 	// ErrSessionCompleted is returned by Tokenize and RefreshSecurityCode for a session
 	// that has served its purpose.
 	ErrSessionCompleted = errors.New("cardvault: session is completed")

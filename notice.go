@@ -170,7 +170,7 @@ func putNew(tx store.Tx, records ...*store.Record) error {
 // notifyOne applies a notice to the token of a network token, unless that is another one
 // by now.
 func (v *Vault) notifyOne(ctx context.Context, r *store.Record, n *network.Notice, also func(store.Tx) error) error {
-	_, err := v.In(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
+	_, err := v.of(r.Account).change(ctx, opNotice, r.ID, func(h *holding) (func(store.Tx) error, error) {
 		if is := h.net.ref(h.token.ID); is.Network != n.Token.Network || n.Token.ID != "" && is.ID != n.Token.ID || n.Token.ID == "" && is.IdempotencyKey != n.Token.IdempotencyKey {
 			return nil, nil
 		}

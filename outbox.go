@@ -28,6 +28,7 @@ func (v *Vault) newOutbox() *outbox.Outbox {
 		Source:      outboxSource{v.core},
 		Webhooks:    v.opts.Webhooks != nil,
 		MaxWebhooks: MaxWebhooks,
+		Claim:       v.claimOfAccount,
 		Pace:        v.pace,
 		TypeName:    func(typ uint8) string { return string(eventType(uint64(typ))) },
 	}
@@ -46,8 +47,8 @@ func (v *Vault) newOutbox() *outbox.Outbox {
 // An outboxSource answers what the outbox asks of the vault.
 type outboxSource struct{ *core }
 
-// in returns a handle that works on an account.
-func (s outboxSource) in(account uuid.UUID) *Vault { return &Vault{s.core, s.ledger.In(account)} }
+// in returns a handle on an account, whatever its state.
+func (s outboxSource) in(account uuid.UUID) *Vault { return s.of(account) }
 
 // Receivers returns the webhooks of an account.
 func (s outboxSource) Receivers(ctx context.Context, account uuid.UUID) (*outbox.Receivers, error) {
@@ -86,6 +87,9 @@ func (s outboxSource) Receivers(ctx context.Context, account uuid.UUID) (*outbox
 // Webhook returns the receiver of the record of a webhook.
 func (s outboxSource) Webhook(ctx context.Context, r *store.Record) (*outbox.Receiver, error) {
 	v := s.in(r.Account)
+	if err := v.rows.Usable(ctx); err != nil { // the shift had begun before
+		return nil, err
+	}
 	w, err := v.openWebhook(ctx, r)
 	if err != nil {
 		return nil, err

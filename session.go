@@ -177,6 +177,11 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 		return nil, v.rows.Named(r, err)
 	}
 	read := &visit{v.In(r.Account), id, r, s}
+	if err := read.vault.rows.Usable(ctx); errors.Is(err, ErrAccountFrozen) {
+		return nil, ErrNotFound // a shopper learns nothing of the account
+	} else if err != nil {
+		return nil, err
+	}
 	return read, read.lives(ctx)
 }
 

@@ -666,12 +666,18 @@ func (u *TokenUpdate) apply(t *Token) error {
 // does not have, or no longer has.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing(ctx, "delete token", &err, id)
-	_, err = ledger.Retry(ctx, func() (*deletion, error) {
-		d := &deletion{vault: v, id: id, row: v.rows.Unmask(kindToken, id)}
+	return v.deleteToken(ctx, deletion{id: id, row: v.rows.Unmask(kindToken, id), op: opDelete, reason: receive.ReasonRequested})
+}
+
+// deleteToken makes a deletion.
+func (v *Vault) deleteToken(ctx context.Context, of deletion) error {
+	_, err := ledger.Retry(ctx, func() (*deletion, error) {
+		d := of
+		d.vault = v
 		if err := d.read(ctx); err != nil {
 			return nil, err
 		}
-		return d, d.run(ctx)
+		return &d, d.run(ctx)
 	})
 	return err
 }
@@ -680,6 +686,8 @@ func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 type deletion struct {
 	vault   *Vault
 	id, row uuid.UUID
+	op      ledger.Operation
+	reason  receive.EventReason // of its event; "": there is no event
 	card    *store.Record
 	net     *store.Record // of its network token; nil if absent
 }
@@ -707,9 +715,12 @@ func (d *deletion) read(ctx context.Context) error {
 // token has changed since it was read.
 func (d *deletion) run(ctx context.Context) error {
 	v := d.vault
-	event, err := v.newEvent(ctx, d.card, nil, receive.TokenDeleted, receive.ReasonRequested)
-	if err != nil {
-		return err
+	var event *outbox.Parcel
+	if d.reason != "" {
+		var err error
+		if event, err = v.newEvent(ctx, d.card, nil, receive.TokenDeleted, d.reason); err != nil {
+			return err
+		}
 	}
 
 	var freed *store.Record // the release of its network token
@@ -728,12 +739,14 @@ func (d *deletion) run(ctx context.Context) error {
 		}
 	}
 
-	err = v.eraser.Delete(ctx, v.rows, opDelete, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
+	err := v.eraser.Delete(ctx, v.rows, d.op, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
 		if err := unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}
-		if err := event.Put(tx); err != nil {
-			return err
+		if event != nil {
+			if err := event.Put(tx); err != nil {
+				return err
+			}
 		}
 		if err := unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
 			return err
@@ -748,7 +761,9 @@ func (d *deletion) run(ctx context.Context) error {
 	}
 	if err == nil {
 		v.jobs.Due(freed)
-		event.Written()
+		if event != nil {
+			event.Written()
+		}
 	}
 	return err
 }

@@ -140,6 +140,7 @@ type core struct {
 	ledger    *ledger.Ledger
 	jobs      *jobs.Engine
 	eraser    *removal.Eraser
+	closer    *removal.Closer
 	owned     store.Store // closed with the vault; nil: its caller does
 	dir       string      // of owned
 	opts      Options
@@ -207,8 +208,10 @@ const (
 	kindAuditCheckpoint
 	kindAuditChain
 	kindAuditSegment
-	kindReseal // the going through all records to seal them under the present term, one of the whole vault
-	kindKeyUse // when an API key was last used; id is the key's
+	kindReseal    // the going through all records to seal them under the present term, one of the whole vault
+	kindKeyUse    // when an API key was last used; id is the key's
+	kindClosing   // an account whose records are being erased; id is the account's
+	kindRetention // an account whose tokens are deleted at an age; id is the account's
 )
 
 // homes says of which account records are; other kinds are Anywhere.
@@ -219,7 +222,7 @@ var homes = map[store.Kind]ledger.Home{
 	kindMerchant: ledger.Own, kindAPIKey: ledger.Own, kindToken: ledger.Own, kindSession: ledger.Own,
 	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
 	kindBackfill: ledger.Own, kindCardArt: ledger.Own, kindCardArtPart: ledger.Own, kindPaymentData: ledger.Own,
-	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own, kindKeyUse: ledger.Own,
+	kindPaymentJWE: ledger.Own, kindWebhook: ledger.Own, kindQueue: ledger.Own, kindPast: ledger.Own, kindOptOut: ledger.Own, kindKeyUse: ledger.Own, kindClosing: ledger.Own, kindRetention: ledger.Own,
 	kindCredential: ledger.Own, kindDelivery: ledger.Own, // those of the sink are of no account, and named so
 
 	kindAuditRecord: ledger.Own, kindAuditCheckpoint: ledger.Own, kindAuditChain: ledger.Own, kindAuditSegment: ledger.Own,
@@ -350,6 +353,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		return nil, err
 	}
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
+	c.closer = newCloser(whole)
 	c.outbox = whole.newOutbox()
 	c.rate = jobs.NewRate(o.NetworkRate)
 	c.renewals = newRenewals(c)
@@ -374,7 +378,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 // firstRecords returns the default account of a new vault and its records.
 func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 	sandbox := v.opts.Mode == Sandbox
-	a := &Account{Name: "default", ImportApproved: sandbox, NetworkTokensActive: sandbox}
+	a := &Account{Name: "default", State: AccountOpen, ImportApproved: sandbox, NetworkTokensActive: sandbox}
 	records, err := a.complete(v)
 	if err != nil {
 		return uuid.Nil, nil, err
@@ -413,14 +417,18 @@ func rotate(ctx context.Context, v *Vault, op ledger.Operation, opts *CallOption
 	})
 }
 
-// In returns a handle that works on an account. If there is no such account,
-// calls return ErrNotFound.
+// In returns a handle that works on an account. If there is no such account, or it was
+// closed, calls return ErrNotFound; if it is frozen, ErrAccountFrozen.
 func (v *Vault) In(account uuid.UUID) *Vault {
 	if v == nil || v.core == nil {
 		return v
 	}
-	return &Vault{v.core, v.ledger.In(account)}
+	return &Vault{v.core, v.ledger.In(account).Guarded()}
 }
+
+// of returns a handle on an account, whatever its state, for background work, for what
+// networks say, and for the operator's calls.
+func (c *core) of(account uuid.UUID) *Vault { return &Vault{c, c.ledger.In(account)} }
 
 // whole returns a handle on what belongs to no account.
 func (v *Vault) whole() *Vault { return v.In(uuid.Nil) }

@@ -57,7 +57,9 @@ func (v *Vault) kinds() []jobs.Kind {
 		{Records: kindSpread, Workers: 4, Longest: workTime, Do: job(v, spread.Decode, (*Vault).spreadOn)},
 		{Records: kindNetworkToken, Workers: workers(64, wired), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
-		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Do: job(v, decodeBackfill, (*Vault).backfill)},
+		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Claim: v.claimOfAccount, Do: job(v, decodeBackfill, (*Vault).backfill)},
+		{Records: kindRetention, Workers: 4, Longest: workTime, Claim: v.claimOfAccount, Do: job(v, decodeRetention, (*Vault).retain)},
+		v.closer.Kind(),
 	}
 	return slices.Concat(own, v.renewals.Work(), v.outbox.Kinds(), []jobs.Kind{v.sealer.Kind()})
 }
@@ -70,7 +72,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 		if err != nil {
 			return v.ledger.Named(j.Record, err)
 		}
-		return do(v.In(j.Record.Account), ctx, j, held)
+		return do(v.of(j.Record.Account), ctx, j, held)
 	}
 }
 
@@ -128,17 +130,24 @@ func (c *core) feed(who, name string, receives func(context.Context) error) func
 }
 
 // claimNetworkToken puts a job off while the rate limit allows no call for its scheme.
-func (v *Vault) claimNetworkToken(_ context.Context, j *jobs.Job) error {
+func (v *Vault) claimNetworkToken(ctx context.Context, j *jobs.Job) error {
 	n, err := decodeNetworkToken(j.Plain)
 	if err != nil {
 		return err
 	}
-	v, r, at := v.In(j.Record.Account), j.Record, now()
+	v, r, at := v.of(j.Record.Account), j.Record, now()
+
+	wait, err := v.rests(ctx)
+	if err != nil {
+		return err
+	}
 
 	// A place that was missed is lost: what waited for a process to come back
 	// does not go to the network all at once.
 	n.slot = n.slot && j.Was.After(at.Add(-jobs.Missed))
-	wait := v.slot(n, at)
+	if wait == 0 {
+		wait = v.slot(n, at)
+	}
 	if wait == 0 {
 		return nil
 	}
@@ -151,7 +160,7 @@ func (v *Vault) claimNetworkToken(_ context.Context, j *jobs.Job) error {
 
 // advanceNetworkToken provisions the network token of a job, or looks how it is.
 func (v *Vault) advanceNetworkToken(ctx context.Context, j *jobs.Job) error {
-	v = v.In(j.Record.Account)
+	v = v.of(j.Record.Account)
 	h, err := v.hold(ctx, j.Record.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -200,7 +209,7 @@ func (v *Vault) claimRelease(ctx context.Context, j *jobs.Job) error {
 func (v *Vault) endingsOf(ctx context.Context, due []*store.Record) (removal.Endings, error) {
 	parcels := make([]*outbox.Parcel, len(due))
 	for i, r := range due {
-		p, err := v.In(r.Account).newEvent(ctx, r, nil, receive.TokenDeleted, receive.ReasonExpired)
+		p, err := v.of(r.Account).newEvent(ctx, r, nil, receive.TokenDeleted, receive.ReasonExpired)
 		if errors.Is(err, ErrDamaged) || errors.Is(err, ErrNotFound) { // lapsed records are erased all the same
 			v.log.Error("the expiry of a token has no event", "account", r.Account, "error", err)
 			p, err = nil, nil

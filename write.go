@@ -73,6 +73,11 @@ var (
 	opDeleteCredential    = ledger.Ends("credential.delete")
 	opCreateAccount       = ledger.Adds("account.create")
 	opUpdateAccount       = ledger.Ends("account.update")
+	opFreezeAccount       = ledger.Ends("account.freeze")
+	opThawAccount         = ledger.Ends("account.thaw")
+	opCloseAccount        = ledger.Ends("account.close")
+	opAccountClosed       = ledger.Takes("account.closed") // all is erased
+	opRetain              = ledger.Takes("token.retention")
 	opPinProviderAccount  = ledger.Adds("account.pin_provider_account")
 	opCreateMerchant      = ledger.Adds("merchant.create")
 	opRotateSecret        = ledger.Ends("merchant.rotate_secret")

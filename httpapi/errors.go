@@ -31,6 +31,7 @@ var (
 	bodyMissing         = &failure{status: 400, classifier: "MALFORMED_REQUEST", message: "The request needs a JSON body."}
 	unsupportedVersion  = &failure{status: 400, classifier: "UNSUPPORTED_VERSION", message: "The version must be 1.0."}
 	unauthorized        = &failure{status: 401, classifier: "UNAUTHORIZED", message: "The header x-api-key must hold a valid API key.", header: "WWW-Authenticate", value: `ApiKey realm="cardvault"`}
+	accountFrozen       = &failure{status: 403, classifier: "ACCOUNT_FROZEN", message: "The account is frozen."}
 	insufficientScope   = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "The API key lacks a scope."}
 	notAKey             = &failure{status: 403, classifier: "INSUFFICIENT_SCOPE", message: "Managing API keys requires an API key of the vault."}
 	importNotApproved   = &failure{status: 403, classifier: "IMPORT_NOT_APPROVED", message: "The account is not approved to import card numbers."}
@@ -79,6 +80,7 @@ var causes = []struct {
 }{
 	{cardvault.ErrNotFound, notFound},
 	{cardvault.ErrUnauthenticated, unauthorized},
+	{cardvault.ErrAccountFrozen, accountFrozen},
 	{cardvault.ErrInsufficientScope, insufficientScope},
 	{cardvault.ErrAPIKeyDepth, keyTooDeep},
 	{cardvault.ErrSessionCompleted, sessionCompleted},

@@ -117,7 +117,7 @@ func (s Shelf) Open(ctx context.Context, rows ledger.Account, id uuid.UUID) (med
 		}
 		return nil
 	})
-	if err == nil && rows.ID != uuid.Nil && head.Account != rows.ID {
+	if err == nil && (rows.ID != uuid.Nil && head.Account != rows.ID || errors.Is(rows.In(head.Account).Usable(ctx), ledger.ErrAccountFrozen)) {
 		err = ledger.ErrNotFound
 	}
 	if err != nil {

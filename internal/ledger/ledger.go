@@ -83,7 +83,7 @@ type Ledger struct {
 	store      checkedStore
 	gate       gate
 	rowkeys    rowkey.Generator
-	known      sync.Map // ids of accounts that were seen to exist
+	known      sync.Map // accounts that were seen, by their ids: *sight
 	closed     atomic.Bool
 	ring       atomic.Pointer[Ring]
 	changing   chan struct{} // holds a token during ChangeKeyring
@@ -133,10 +133,12 @@ func (l *Ledger) Wakes(ctx context.Context, wake func(store.Kind)) error {
 type Account struct {
 	*Ledger
 	ID uuid.UUID
+
+	guarded bool
 }
 
-// In returns the ledger for calls inside an account.
-func (l *Ledger) In(account uuid.UUID) Account { return Account{l, account} }
+// In returns the ledger for calls inside an account, whatever its state: see [Account.Guarded].
+func (l *Ledger) In(account uuid.UUID) Account { return Account{Ledger: l, ID: account} }
 
 // Now returns the time in UTC and whole microseconds, as it is stored.
 func Now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }

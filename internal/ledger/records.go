@@ -26,6 +26,11 @@ func (a Account) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if a.closed.Load() {
 		return ErrClosed
 	}
+	if a.guarded {
+		if err := a.Usable(ctx); err != nil {
+			return err
+		}
+	}
 	return a.outcome(a.store.View(ctx, a.ID, fn))
 }
 
@@ -66,17 +71,14 @@ func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.R
 	return r, a.Belongs(tx, r)
 }
 
-// Exists returns ErrNotFound unless the account exists. Accounts are never deleted, so
-// that one look is enough.
+// Exists returns ErrNotFound unless the account exists. Records of accounts are never deleted,
+// so that one look is enough.
 func (a Account) Exists(ctx context.Context) error {
 	if _, ok := a.known.Load(a.ID); ok {
 		return nil
 	}
-	if _, err := a.In(uuid.Nil).Get(ctx, KindAccount, a.ID); err != nil {
-		return err
-	}
-	a.known.Store(a.ID, struct{}{})
-	return nil
+	_, err := a.State(ctx)
+	return err
 }
 
 // List answers a query for records of the account. The parent that the query names must

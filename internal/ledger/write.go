@@ -54,6 +54,9 @@ var Step = Adds("step")
 // records that it puts are sealed anew if their term was closed meanwhile: they must be the
 // same each time.
 func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
+	if a.guarded {
+		fn = a.whileUsable(fn)
+	}
 	for range metaTries {
 		err := a.update(ctx, op, fn)
 		late, is := errors.AsType[*lateSeal](err)
@@ -114,7 +117,7 @@ func (a Account) audited(ctx context.Context, op Operation, object uuid.UUID, fn
 		return a.Update(ctx, op, fn)
 	}
 	for {
-		entry, err := a.config.Audit.Begin(ctx, a, op, object)
+		entry, err := a.config.Audit.Begin(ctx, a.In(a.ID), op, object)
 		if err != nil {
 			return err
 		}
@@ -171,7 +174,7 @@ func (a Account) Note(ctx context.Context, op Operation, object uuid.UUID, err e
 	if a.config.Audit == nil {
 		return nil
 	}
-	return a.config.Audit.Note(ctx, a, op, object, err)
+	return a.config.Audit.Note(ctx, a.In(a.ID), op, object, err)
 }
 
 // Logged reports the outcome of background work to Config.Wrote.
@@ -185,7 +188,7 @@ func (a Account) Logged(ctx context.Context, op Operation, object uuid.UUID, err
 func (a Account) Wrote(ctx context.Context, op Operation, object uuid.UUID, err error) {
 	a.Logged(ctx, op, object, err)
 	if a.config.Audit != nil && (err == nil || op.Purpose != "") {
-		_ = a.config.Audit.Note(ctx, a, op, object, err) // it has happened, and the log says that it is full
+		_ = a.config.Audit.Note(ctx, a.In(a.ID), op, object, err) // it has happened, and the log says that it is full
 	}
 }
 

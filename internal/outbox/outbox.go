@@ -105,6 +105,9 @@ type Config struct {
 	Webhooks    bool // the vault can send to webhooks; if not, their deliveries wait for a vault that can
 	MaxWebhooks int  // of an account
 
+	// Claim puts off the queue of a webhook whose account is frozen: see jobs.Kind.
+	Claim func(context.Context, *jobs.Job) error
+
 	// Sink takes the events of all accounts. If nil, there is no sink.
 	Sink *Receiver
 
@@ -150,7 +153,7 @@ func (o *Outbox) Kinds() []jobs.Kind {
 	}
 	return []jobs.Kind{
 		{Records: KindSinkQueue, Workers: sinks, Longest: sinkLease * 2 / 3, Spare: true, Open: o.openQueue, Do: o.deliver},
-		{Records: KindQueue, Workers: hooks, Longest: longest, Spare: true, Open: o.openQueue, Do: o.deliver},
+		{Records: KindQueue, Workers: hooks, Longest: longest, Spare: true, Open: o.openQueue, Claim: o.config.Claim, Do: o.deliver},
 	}
 }
 

@@ -246,7 +246,9 @@ func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round) error {
 // next looks at the next tokens, and stores a submission of tokens that have their turn. It
 // reports whether there are no more tokens.
 func (n *Renewals) next(ctx context.Context, r *round) (ended bool, err error) {
-	accounts, err := n.whole().List(ctx, &store.Query{Kind: n.Kinds.Account, Min: r.account, Limit: 1})
+	q := &store.Query{Kind: n.Kinds.Account, Min: r.account, Limit: 1}
+	q.Classes.Add(ledger.Standing) // others have their turn once they are thawed
+	accounts, err := n.whole().List(ctx, q)
 	if accounts == nil {
 		return false, err
 	}

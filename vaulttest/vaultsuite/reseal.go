@@ -47,6 +47,7 @@ const (
 	kindToken   = 5
 	kindRelease = 10
 	kindReseal  = 38
+	kindClosing = 40
 )
 
 // fullKinds are the kinds that fillKinds makes records of.

@@ -83,7 +83,7 @@ type behaviour struct {
 
 var behaviours = slices.Concat(
 	tokenBehaviours, resealBehaviours, retireBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
-	accountBehaviours, apiKeyBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
+	accountBehaviours, accountEndBehaviours, apiKeyBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
 	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, timeBehaviours(),
 )
 
