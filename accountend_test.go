@@ -51,10 +51,14 @@ func TestFrozenWork(t *testing.T) {
 		l.notify(network.Notice{Kind: network.NoticeSuspended, Token: network.Ref{ID: "network-token-1"}})
 		waits()
 
+		l.must2(l.CreateAccount(l.Context(), "another", nil))
+		l.must2(l.ListAccounts(l.Context(), nil))
+		l.must2(l.RotateKeys(l.Context(), nil))
+		l.must2(l.KeyReport(l.Context()))
 		l.must2(l.ThawAccount(l.Context()))
 		l.pass(16 * time.Minute)
 		l.drain()
-		l.is(old, network.SuspendedStatus, "")
+		l.is(old, network.Inactive, "suspended_by_issuer")
 		l.is(fresh, network.Active, "")
 		if len(post.took(url)) < told+3 {
 			t.Errorf("%d events after the thaw", len(post.took(url))-told)
@@ -90,7 +94,7 @@ func TestCloseAccount(t *testing.T) {
 			t.Errorf("the account is %v while its network tokens cannot be deleted", a.State)
 		}
 		for _, kind := range []store.Kind{3, 5, 9, 20} {
-			if n := len(l.stored(kind)); n != 0 {
+			if n := len(l.all(kind)); n != 0 {
 				t.Errorf("%d records of kind %d are left", n, kind)
 			}
 		}
@@ -196,11 +200,16 @@ const closedChild = "CARDVAULT_CLOSED"
 // TestCloseKilled kills a process at steps of the closing of an account. Every time the account
 // is refused or as it was, and another process closes it.
 func TestCloseKilled(t *testing.T) {
-	closes := func(t *testing.T, s store.Store) {
-		v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), &cardvault.Options{Mode: cardvault.Sandbox})
+	opened := func(t *testing.T, s store.Store) *cardvault.Vault {
+		t.Helper()
+		v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
+		return v
+	}
+	closes := func(t *testing.T, s store.Store) {
+		v := opened(t, s)
 		defer v.Close()
 		if _, err := v.CloseAccount(t.Context()); err != nil {
 			t.Fatal(err)
@@ -241,7 +250,7 @@ func TestCloseKilled(t *testing.T) {
 		dir := t.TempDir()
 		bubble.Test(t, func(t *testing.T) {
 			file := open(t, dir)
-			v := vaultOn(t, file)
+			v := opened(t, file)
 			for range 8 {
 				imported(t, v)
 			}
@@ -265,7 +274,7 @@ func TestCloseKilled(t *testing.T) {
 			file := open(t, dir)
 			defer file.Close()
 			closes(t, file)
-			v := vaultOn(t, file)
+			v := opened(t, file)
 			defer v.Close()
 			if a, err := v.Account(t.Context()); err != nil || a.State != cardvault.AccountClosed {
 				t.Errorf("killed at %d of %d: %+v, %v", all*n/(most+1), all, a, err)

@@ -36,6 +36,7 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 	if v.opts.Network != nil && !v.opts.powers.Has(name) {
 		return &FieldError{"Token", invalid.Enum, "must name a network of Options.Network"}
 	}
+	v = v.of(v.rows.ID) // it is about the vault's network tokens, whatever the state of an account
 	n = bound(n, name)
 	seen := &store.Record{
 		Kind:    kindNotice,

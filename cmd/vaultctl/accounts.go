@@ -82,7 +82,7 @@ func yes(b bool) string {
 }
 
 func accountObject(a *cardvault.Account) object {
-	return object{"id": a.ID, "name": a.Name, "created_at": a.CreatedAt, "import_approved": a.ImportApproved, "network_tokens_active": a.NetworkTokensActive}
+	return object{"id": a.ID, "name": a.Name, "created_at": a.CreatedAt, "import_approved": a.ImportApproved, "network_tokens_active": a.NetworkTokensActive, "state": a.State}
 }
 
 func (c *cli) accounts() *cobra.Command {
@@ -103,13 +103,60 @@ func (c *cli) accounts() *cobra.Command {
 	all := &cobra.Command{
 		Use: "list", Short: "List all accounts, oldest first", Args: cobra.NoArgs,
 		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
-			return showAll(c, v.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS"},
+			return showAll(c, v.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS", "STATE"},
 				func(a *cardvault.Account) []string {
-					return []string{a.ID.String(), a.Name, date(a.CreatedAt), yes(a.ImportApproved), yes(a.NetworkTokensActive)}
+					return []string{a.ID.String(), a.Name, date(a.CreatedAt), yes(a.ImportApproved), yes(a.NetworkTokensActive), a.State.String()}
 				}, accountObject)
 		}),
 	}
 	return group("accounts", "Make and list accounts", create, all)
+}
+
+// ends returns a command that gives the account of its argument another state.
+func (c *cli) ends(cmd *cobra.Command, do func(*cardvault.Vault, context.Context) (*cardvault.Account, error), text string) *cobra.Command {
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := parseID(args[0])
+		if err != nil {
+			return misuseError{fmt.Errorf("ACCOUNT %w", err)}
+		}
+		return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			a, err := do(v.In(id), ctx)
+			if err != nil {
+				return err
+			}
+			return c.show(accountObject(a), text)
+		})(cmd, args)
+	}
+	return cmd
+}
+
+func (c *cli) freeze() *cobra.Command {
+	return c.ends(&cobra.Command{
+		Use: "freeze ACCOUNT", Short: "Refuse all calls of an account, until unfreeze",
+		Long: "Freeze refuses all calls of an account, in every process, also those that have begun. Nothing of the account is lost, and unfreeze ends it.",
+	}, (*cardvault.Vault).FreezeAccount, "The account is frozen.\n")
+}
+
+func (c *cli) unfreeze() *cobra.Command {
+	return c.ends(&cobra.Command{Use: "unfreeze ACCOUNT", Short: "End the freeze of an account"}, (*cardvault.Vault).ThawAccount, "The account is open.\n")
+}
+
+func (c *cli) closeAccount() *cobra.Command {
+	var sure bool
+	cmd := c.ends(&cobra.Command{
+		Use: "close ACCOUNT", Short: "End an account for ever, and erase all that it has",
+		Long: "Close refuses all calls of an account for ever. The server erases everything that the account has, and deletes its network tokens at their networks: accounts list has closed then. It cannot be undone, and --erase says that you know it.",
+	}, (*cardvault.Vault).CloseAccount, "The account is closing: the server erases all that it has.\n")
+	cmd.Flags().BoolVar(&sure, "erase", false, "erase all cards of the account")
+	do := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !sure {
+			return misuseError{errors.New("close erases all cards of the account: repeat it with --erase")}
+		}
+		return do(cmd, args)
+	}
+	return cmd
 }
 
 func (c *cli) approve() *cobra.Command {
