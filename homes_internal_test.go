@@ -12,7 +12,7 @@ import (
 // an Update that does so has its group for itself. These are few, and rarely looked for.
 func TestHomes(t *testing.T) {
 	anywhere := []store.Kind{kindEvent, kindRemains, kindMistakes, kindGivenKey, kindSubmission}
-	for kind := ledger.KindMeta; kind <= kindOptOut; kind++ {
+	for kind := ledger.KindMeta; kind <= lastKind; kind++ {
 		if homeless := homes[kind] == ledger.Anywhere; homeless != slices.Contains(anywhere, kind) {
 			t.Errorf("kind %d is looked for in all accounts: %t", kind, homeless)
 		}

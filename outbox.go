@@ -32,6 +32,7 @@ func (v *Vault) newOutbox() *outbox.Outbox {
 		Pace:        v.pace,
 		TypeName:    func(typ uint8) string { return string(eventType(uint64(typ))) },
 	}
+
 	if v.opts.Events != nil {
 		c.Sink = &outbox.Receiver{
 			Types: outbox.Any,

@@ -212,6 +212,8 @@ const (
 	kindKeyUse    // when an API key was last used; id is the key's
 	kindClosing   // an account whose records are being erased; id is the account's
 	kindRetention // an account whose tokens are deleted at an age; id is the account's
+
+	lastKind = kindRetention
 )
 
 // homes says of which account records are; other kinds are Anywhere.

@@ -21,8 +21,8 @@ const (
 // ErrAccountFrozen is returned for calls inside a frozen account.
 var ErrAccountFrozen = errors.New("cardvault: account is frozen")
 
-// trusted is how long a process goes by what it has read of an account, where the store does
-// not count changes.
+// trusted is the time for which a process goes by the state of an account that it has read,
+// where the store does not count changes.
 const trusted = time.Second
 
 // Guarded returns the ledger for calls of callers inside the account. They read and write

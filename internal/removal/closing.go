@@ -16,7 +16,7 @@ import (
 
 const (
 	scanRows     = 1000             // records that a closing looks at in one transaction
-	closingPause = time.Minute      // before it looks again at what it waits for; longer each time
+	closingPause = time.Minute      // between two looks at awaited work; longer each time
 	closingLong  = 15 * time.Minute // at most
 )
 
@@ -25,10 +25,11 @@ type Closing struct {
 	Eraser  *Eraser
 	Records store.Kind // of the jobs that do it; their id is the account's
 
-	// Awaited are kinds of work that ends by itself. It is waited for, and not erased.
+	// Awaited are kinds of work that ends by itself, besides the remains of families: their
+	// records are waited for, and not erased.
 	Awaited []store.Kind
 
-	// Kinds are all other kinds whose records are erased, in this order.
+	// Kinds are all kinds of records that an account may have and does not keep.
 	Kinds []store.Kind
 
 	// Erase erases a record that needs more than its deletion. It returns false for others.
@@ -40,13 +41,17 @@ type Closing struct {
 
 // A Closer erases the records of accounts that are closed. It goes through all records of the
 // store again and again, until it has found none of the account: so nothing depends on an
-// index, or on what was begun before the account was closed.
+// index, and calls that were under way leave nothing.
 type Closer struct{ Closing }
 
 // NewCloser returns a Closer.
-func NewCloser(c Closing) *Closer { return &Closer{c} }
+func NewCloser(c Closing) *Closer {
+	c.Awaited = append([]store.Kind{c.Eraser.config.Remains}, c.Awaited...)
+	c.Kinds = slices.DeleteFunc(c.Kinds, func(k store.Kind) bool { return k == c.Records || slices.Contains(c.Awaited, k) })
+	return &Closer{c}
+}
 
-// A passage is how far the going through all records has come. The awaited kinds come first.
+// A passage goes through all records once. The awaited kinds come first.
 type passage struct {
 	number uint64
 	kind   uint64    // index
@@ -75,7 +80,7 @@ func (c *Closer) Kind() jobs.Kind {
 }
 
 // do is the job, in transactions of at most batchRows rows. It can be interrupted at any
-// point: what was erased since it was stored last is looked for again.
+// point, and goes on from where it was stored last.
 func (c *Closer) do(ctx context.Context, j *jobs.Job) error {
 	p := new(passage)
 	var f tlv.Fields
@@ -94,7 +99,7 @@ func (c *Closer) do(ctx context.Context, j *jobs.Job) error {
 			return err // it is tried again after the lease
 		}
 		if p.number > 0 && p.found && p.kind == uint64(len(c.Awaited)) && p.after == uuid.Nil {
-			// Nothing but that may be left: the rest is not looked through for it.
+			// Perhaps the awaited work alone is left: other records are not looked through for it.
 			pause := min(closingPause<<min(p.waits, 10), closingLong)
 			return c.again(ctx, j, &passage{number: p.number, waits: p.waits + 1}, pause)
 		}
@@ -124,7 +129,7 @@ func (c *Closer) again(ctx context.Context, j *jobs.Job, p *passage, pause time.
 	return c.Eraser.jobs.Again(ctx, j.Record, tlv.Encode(p.fields))
 }
 
-// step looks at the next records of a kind, and erases those of the account.
+// step looks at the next records of a kind, and erases the account's.
 func (c *Closer) step(ctx context.Context, j *jobs.Job, kind store.Kind, p *passage) error {
 	began := time.Now()
 	var all []*store.Record
@@ -167,6 +172,7 @@ func (c *Closer) erase(ctx context.Context, all []*store.Record) error {
 		}
 		return err
 	})
+
 	for some := range slices.Chunk(plain, batchRows) {
 		err = errors.Join(err, c.Eraser.whole().Update(ctx, opErase, func(tx store.Tx) error {
 			for _, r := range some {

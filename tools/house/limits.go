@@ -49,4 +49,4 @@ const (
 var hubs = map[string]bool{"vault.go": true, "options.go": true, "work.go": true}
 
 // kindsOfWork are the constants of the root whose records are background work.
-var kindsOfWork = []string{"kindNetworkToken", "kindRelease", "kindBackfill", "kindSinkQueue", "kindQueue", "kindRemains", "kindSpread", "kindRound", "kindReseal"}
+var kindsOfWork = []string{"kindNetworkToken", "kindRelease", "kindBackfill", "kindSinkQueue", "kindQueue", "kindRemains", "kindSpread", "kindRound", "kindReseal", "kindClosing", "kindRetention"}
