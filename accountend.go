@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
@@ -78,12 +79,16 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, _ retention) error {
 	if list == nil {
 		return err
 	}
+	var deleted atomic.Int64
 	err = jobs.Each(list.Records, func(r *store.Record) error {
 		if ledger.Foreign(r) {
 			return nil
 		}
 		err := v.deleteToken(ctx, deletion{id: v.rows.Mask(kindToken, r.ID), row: r.ID, op: opRetain, reason: receive.ReasonExpired})
-		if errors.Is(err, ErrNotFound) {
+		switch {
+		case err == nil:
+			deleted.Add(1)
+		case errors.Is(err, ErrNotFound): // it has lapsed
 			return nil
 		}
 		return err
@@ -93,7 +98,7 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, _ retention) error {
 	}
 
 	j.Record.Due = at
-	if len(list.Records) < retentionBatch {
+	if len(list.Records) < retentionBatch || deleted.Load() == 0 {
 		j.Record.Due = at.Add(min(retentionPause, a.TokenRetention))
 	}
 	return v.jobs.Again(ctx, j.Record, j.Plain)

@@ -16,7 +16,8 @@ import (
 // anything else that the request carries. [APIKeys] is the default.
 type Authenticator interface {
 	// Authenticate returns the principal of a request. A request without one is an error
-	// that wraps cardvault.ErrUnauthenticated. Other errors are answered as failures of the
+	// that wraps cardvault.ErrUnauthenticated; cardvault.ErrAccountFrozen refuses valid
+	// credentials of a frozen account. Other errors are answered as failures of the
 	// service and logged: they must not hold a credential.
 	//
 	// It is called concurrently, for every request that is not public, including requests
@@ -110,6 +111,8 @@ func (h *handler) principalOf(c *call) (*Principal, error) {
 	switch {
 	case errors.Is(err, cardvault.ErrUnauthenticated):
 		return nil, h.unauthorized
+	case errors.Is(err, cardvault.ErrAccountFrozen):
+		return nil, err
 	case err == nil:
 		err = p.check()
 	}

@@ -398,6 +398,35 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// A key of a frozen account is refused by name, a wrong one as ever; shoppers learn nothing. A
+// key of a closed account is no key.
+func TestAccountEnds(t *testing.T) {
+	r := newRig(t, nil, nil)
+	created, err := r.vault.CreateSession(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := "/sessions/" + created.ID.UUID().String()
+	r.do(t, "GET", session, "").want(t, 200)
+	if _, err := r.vault.FreezeAccount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.do(t, "GET", "/tokens", "").want(t, 403, "ACCOUNT_FROZEN")
+	r.do(t, "POST", "/cde-import", cardBody).want(t, 403, "ACCOUNT_FROZEN")
+	r.do(t, "GET", session, "").want(t, 404, "NOT_FOUND")
+
+	if _, err := r.vault.ThawAccount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.do(t, "GET", "/tokens", "").want(t, 200)
+	r.do(t, "GET", session, "").want(t, 200)
+	if _, err := r.vault.CloseAccount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.do(t, "GET", "/tokens", "").want(t, 401, "UNAUTHORIZED")
+	r.do(t, "GET", session, "").want(t, 404, "NOT_FOUND")
+}
+
 // Approval is looked up on each request.
 func TestApproval(t *testing.T) {
 	r := newRig(t, nil, nil)
