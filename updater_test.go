@@ -191,8 +191,7 @@ func TestUpdaterBeforeExpiry(t *testing.T) {
 }
 
 // TestUpdaterHangs: a submission that never ends is given up at its deadline and made again
-// after a pause. When that has failed too often, the card waits for its next turn, and keeps
-// no other from being submitted.
+// after a pause. When it still fails after a day, the card waits for its next turn.
 func TestUpdaterHangs(t *testing.T) {
 	inOffice(t, cardvault.Options{Mode: cardvault.Live}, func(l *lab, o *office) {
 		o.hook = func(ctx context.Context, r *updater.SubmitRequest) error {
@@ -200,14 +199,18 @@ func TestUpdaterHangs(t *testing.T) {
 			return ctx.Err()
 		}
 		l.imports(visa)
-		l.run(func() { l.pass(2*day - time.Hour) })
+		l.run(func() { l.pass(2*day + 12*time.Hour) })
 		o.hook = nil
 		l.imports(mastercard)
 		all := o.of(visa)
-		if len(all) != 6 {
+		if len(all) < 8 || len(all) > 11 {
 			t.Fatalf("%d tries: %v", len(all), all)
 		}
-		for i, pause := range []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour, 6 * time.Hour} {
+		pauses := []time.Duration{30 * time.Second, 2 * time.Minute, 10 * time.Minute, time.Hour}
+		for len(pauses) < len(all)-1 {
+			pauses = append(pauses, 6*time.Hour)
+		}
+		for i, pause := range pauses {
 			if got := all[i+1].at.Sub(all[i].at) - 30*time.Second; got < pause*4/5 || got > pause*6/5+time.Minute {
 				t.Errorf("pause %d is %v, want %v", i, got, pause)
 			}
@@ -217,11 +220,97 @@ func TestUpdaterHangs(t *testing.T) {
 		}
 
 		l.days(32)
-		if len(o.of(mastercard)) == 0 || len(o.of(visa)) != 7 {
+		if len(o.of(mastercard)) == 0 || len(o.of(visa)) != len(all)+1 {
 			t.Errorf("submitted: %v", o.submitted)
 		}
 		if log := l.log.text(); !strings.Contains(log, "cards are not submitted to the account updater until their next turn") {
 			t.Error("the log does not show it")
+		}
+	})
+}
+
+// TestUpdaterRefusesMerchants: submissions of some accounts that fail keep no others from being
+// submitted, in this round and in the next ones. Those that would have come after them wait.
+func TestUpdaterRefusesMerchants(t *testing.T) {
+	inOffice(t, cardvault.Options{Mode: cardvault.Live}, func(l *lab, o *office) {
+		bulk := &cardvault.ImportOptions{Bulk: true}
+		refused := map[uuid.UUID]bool{}
+		accounts := []*cardvault.Vault{l.Vault}
+		for range 9 {
+			accounts = append(accounts, l.newAccount())
+		}
+		for i, v := range accounts {
+			c := visa
+			if i%2 == 0 {
+				m, err := v.PrimaryMerchant(l.Context())
+				l.must(err)
+				refused[m.ID] = true
+			} else {
+				c = mastercard
+			}
+			for range 110 {
+				l.must2(v.Import(l.Context(), c, bulk))
+			}
+		}
+		calls := map[uuid.UUID]int{}
+		o.hook = func(_ context.Context, r *updater.SubmitRequest) error {
+			calls[r.Merchant]++
+			if refused[r.Merchant] {
+				return errors.New("this merchant has no contract")
+			}
+			return nil
+		}
+
+		l.pass(day) // then the next round begins
+		start := time.Now()
+		l.run(func() { l.pass(time.Hour) })
+		if got := o.of(mastercard); len(got) != 5*110 || got[len(got)-1].at.Sub(start) > time.Minute {
+			t.Errorf("%d cards of other accounts were submitted", len(got))
+		}
+		for i := range 35 {
+			l.run(func() { l.pass(day) })
+			for m := range refused {
+				if calls[m] > 12*(i+1) {
+					t.Fatalf("%d submissions for an account that is refused, on day %d", calls[m], i)
+				}
+			}
+		}
+		if got := len(o.of(mastercard)); got != 2*5*110 {
+			t.Errorf("%d cards of other accounts were submitted in 35 days", got)
+		}
+	})
+}
+
+// TestUpdaterDown: when the updater is down for some hours, no card loses its turn.
+func TestUpdaterDown(t *testing.T) {
+	inOffice(t, cardvault.Options{Mode: cardvault.Live}, func(l *lab, o *office) {
+		for i := range 20 {
+			v := l.newAccount()
+			for range 1 + 110*(i%2) {
+				l.must2(v.Import(l.Context(), visa, &cardvault.ImportOptions{Bulk: true}))
+			}
+		}
+		up, calls := false, 0
+		o.hook = func(context.Context, *updater.SubmitRequest) error {
+			if calls++; !up {
+				return errors.New("down")
+			}
+			return nil
+		}
+		l.run(func() {
+			l.pass(12 * time.Hour)
+			if calls > 8*9 {
+				t.Errorf("%d calls of an updater that is down", calls)
+			}
+			up = true
+			l.pass(day)
+		})
+		references := map[string]bool{}
+		for _, s := range o.of(visa) {
+			references[s.reference] = true
+		}
+		if len(references) != 10+10*111 {
+			t.Errorf("%d of %d cards were submitted", len(references), 10+10*111)
 		}
 	})
 }

@@ -72,8 +72,9 @@ type Config struct {
 	Period       time.Duration
 	AllowNonLuhn bool
 
-	// Pauses follow the failures of a submission, as Pace changes them. After one failure more
-	// its cards wait for their next turn.
+	// Pauses follow the failures of a submission, as Pace changes them, the last one also each
+	// further failure until the next round should begin. Then its cards, and those of the
+	// account that come after them, wait for their next turn.
 	Pauses []time.Duration
 	Pace   func(time.Duration) time.Duration
 
@@ -200,10 +201,14 @@ func (n *Renewals) step(ctx context.Context, j *jobs.Job) error {
 		r.began = ledger.Now()
 	}
 
-	if r.pending != uuid.Nil {
-		return n.submit(ctx, j, r)
+	switch p, until := r.next(ledger.Now()); {
+	case p == nil:
+		return n.again(ctx, j, r, until)
+	case p.pending != uuid.Nil:
+		return n.submit(ctx, j, r, p)
+	default:
+		return n.collect(ctx, j, r, p, until)
 	}
-	return n.collect(ctx, j, r)
 }
 
 // again stores how far a round has come.
@@ -215,8 +220,9 @@ func (n *Renewals) again(ctx context.Context, j *jobs.Job, r *round, due time.Ti
 	return n.jobs.Again(ctx, j.Record, r.encode())
 }
 
-// collect goes on until there are cards to submit.
-func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round) error {
+// collect goes on until there are cards to submit, or none in any account, and then until
+// those that wait are due.
+func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round, p *place, until time.Time) error {
 	for enough := time.Now().Add(stepTime); time.Now().Before(enough); {
 		select {
 		case <-j.Ending:
@@ -224,41 +230,52 @@ func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round) error {
 		default:
 		}
 
-		ended, err := n.next(ctx, r)
+		ended, err := n.next(ctx, r, p)
 		switch {
 		case err != nil:
 			return err // after the lease it goes on from where it was
+		case ended && len(r.waiting) > 0:
+			return n.again(ctx, j, r, until)
 		case ended:
-			level := slog.LevelInfo
-			if r.cards == 0 { // like most rounds of a small vault
-				level = slog.LevelDebug
-			}
-			n.Log.Log(ctx, level, "a round of the account updater has ended", "updater", n.name, "cards", r.cards)
-			next, due := r.end(n.Period)
-			return n.again(ctx, j, next, due)
-		case r.pending != uuid.Nil:
+			return n.end(ctx, j, r)
+		case p != &r.at || p.pending != uuid.Nil:
 			return n.again(ctx, j, r, time.Time{})
 		}
 	}
 	return n.again(ctx, j, r, time.Time{})
 }
 
-// next looks at the next tokens, and stores a submission of tokens that have their turn. It
-// reports whether there are no more tokens.
-func (n *Renewals) next(ctx context.Context, r *round) (ended bool, err error) {
-	q := &store.Query{Kind: n.Kinds.Account, Min: r.account, Limit: 1}
+func (n *Renewals) end(ctx context.Context, j *jobs.Job, r *round) error {
+	level := slog.LevelInfo
+	if r.cards == 0 { // like most rounds of a small vault
+		level = slog.LevelDebug
+	}
+	n.Log.Log(ctx, level, "a round of the account updater has ended", "updater", n.name, "cards", r.cards)
+	next, due := r.end(n.Period)
+	return n.again(ctx, j, next, due)
+}
+
+// next looks at the next tokens of a place, and stores a submission of those that have their
+// turn. It reports whether there are no more accounts.
+func (n *Renewals) next(ctx context.Context, r *round, p *place) (ended bool, err error) {
+	q := &store.Query{Kind: n.Kinds.Account, Min: p.account, Limit: 1}
 	q.Classes.Add(ledger.Standing) // others have their turn once they are thawed
 	accounts, err := n.whole().List(ctx, q)
 	if accounts == nil {
 		return false, err
 	}
-	if len(accounts.Records) == 0 {
+	switch {
+	case p == &r.at && len(accounts.Records) == 0:
 		return true, nil
+	case p == &r.at:
+		p.account = accounts.Records[0].ID
+	case len(accounts.Records) == 0 || accounts.Records[0].ID != p.account:
+		r.leave(p)
+		return false, nil
 	}
-	r.account = accounts.Records[0].ID
-	rows := n.Ledger.In(n.whole().Mask(n.Kinds.Account, r.account))
+	rows := n.Ledger.In(n.whole().Mask(n.Kinds.Account, p.account))
 
-	due, more, err := n.turn(ctx, rows, r)
+	due, more, err := n.turn(ctx, rows, r, p)
 	if err != nil {
 		return false, err
 	}
@@ -267,19 +284,16 @@ func (n *Renewals) next(ctx context.Context, r *round) (ended bool, err error) {
 		return false, err
 	}
 	if len(s.cards) > 0 {
-		if r.pending, err = n.put(ctx, rows, s); err != nil {
-			return false, err
-		}
+		p.pending, err = n.put(ctx, rows, s)
+	} else if !more {
+		r.leave(p)
 	}
-	if !more {
-		r.account, r.from = rowkey.Above(r.account), uuid.Nil
-	}
-	return false, nil
+	return false, err
 }
 
 // turn returns the next tokens of an account whose turn it is, and whether there may be more.
-func (n *Renewals) turn(ctx context.Context, rows ledger.Account, r *round) (due []*store.Record, more bool, err error) {
-	list, err := rows.List(ctx, &store.Query{Kind: n.Kinds.Token, Account: rows.ID, Min: r.from, Live: ledger.Now(), Limit: updater.MaxCards})
+func (n *Renewals) turn(ctx context.Context, rows ledger.Account, r *round, p *place) (due []*store.Record, more bool, err error) {
+	list, err := rows.List(ctx, &store.Query{Kind: n.Kinds.Token, Account: rows.ID, Min: p.from, Live: ledger.Now(), Limit: updater.MaxCards})
 	if list == nil {
 		return nil, false, err
 	}
@@ -289,13 +303,13 @@ func (n *Renewals) turn(ctx context.Context, rows ledger.Account, r *round) (due
 		case wait < 0:
 			return due, false, nil
 		case wait > 0 && len(due) == 0:
-			r.from = rowkey.First(made.Add(wait))
+			p.from = rowkey.First(made.Add(wait))
 			return nil, true, nil
 		case wait > 0:
 			return due, true, nil
 		}
 		due = append(due, token)
-		r.from = rowkey.Above(token.ID)
+		p.from = rowkey.Above(token.ID)
 	}
 	return due, len(due) == updater.MaxCards, nil
 }
@@ -390,24 +404,32 @@ func (n *Renewals) submission(ctx context.Context, row uuid.UUID) (ledger.Accoun
 	return n.Ledger.In(rec.Account), s, err
 }
 
-// submit makes the pending submission. If it fails too often, its cards wait for their next
-// turn, so that it keeps no others from being submitted.
-func (n *Renewals) submit(ctx context.Context, j *jobs.Job, r *round) error {
-	made, err := n.make(ctx, r.pending)
-	if errors.Is(err, ledger.ErrClosed) {
+// submit makes the pending submission of a place. If it fails, the account waits while the
+// round goes on with others. If it still fails when the next round should begin, the cards of
+// the account wait for their next turn.
+func (n *Renewals) submit(ctx context.Context, j *jobs.Job, r *round, p *place) error {
+	made, err := n.make(ctx, p.pending)
+	switch {
+	case errors.Is(err, ledger.ErrClosed):
 		return err
-	}
-	if err != nil {
-		r.tries++
-		if r.tries <= uint64(len(n.Pauses)) && !errors.Is(err, ledger.ErrNotFound) && !ledger.Unreadable(err) {
-			n.Log.Warn("cards could not be submitted to the account updater", "updater", n.name, "tries", r.tries, "error", leak.Printable(err))
-			return n.again(ctx, j, r, ledger.Now().Add(n.Pace(n.Pauses[r.tries-1])))
+	case err == nil, errors.Is(err, ledger.ErrNotFound), ledger.Unreadable(err):
+		if err != nil {
+			n.Log.Error("cards are not submitted to the account updater until their next turn", "updater", n.name, "error", leak.Printable(err))
 		}
-		n.Log.Error("cards are not submitted to the account updater until their next turn", "updater", n.name, "error", leak.Printable(err))
+		p.pending, p.tries = uuid.Nil, 0
+		r.cards += uint64(made)
+		return n.again(ctx, j, r, time.Time{})
 	}
 
-	r.pending, r.tries = uuid.Nil, 0
-	r.cards += uint64(made)
+	p.tries++
+	last := uint64(len(n.Pauses))
+	if now := ledger.Now(); p.tries <= last || !r.late(now, n.Period) {
+		n.Log.Warn("cards could not be submitted to the account updater", "updater", n.name, "tries", p.tries, "error", leak.Printable(err))
+		r.pass(p, now.Add(n.Pace(n.Pauses[min(p.tries, last)-1])))
+	} else {
+		n.Log.Error("cards are not submitted to the account updater until their next turn", "updater", n.name, "error", leak.Printable(err))
+		r.leave(p)
+	}
 	return n.again(ctx, j, r, time.Time{})
 }
 

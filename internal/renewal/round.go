@@ -2,10 +2,12 @@ package renewal
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/google/uuid"
 )
@@ -21,13 +23,23 @@ type round struct {
 	last    time.Time // when the former round began; zero: all tokens have their turn
 	began   time.Time // zero: it has not begun
 
-	account uuid.UUID // row key of the account to go on from
-	from    uuid.UUID // row key of the token to go on from, in that account
+	at      place
+	waiting []place // accounts whose submission has failed, and which wait for the next try
+	cards   uint64  // that were submitted
+}
 
+// A place is where a round is in the tokens of an account.
+type place struct {
+	account uuid.UUID // row key
+	from    uuid.UUID // row key of the token to go on from
 	pending uuid.UUID // row key of the next submission, zero without one
 	tries   uint64    // failures of that
-	cards   uint64    // that were submitted
+	due     time.Time // of the next try
 }
+
+// mostWaiting bounds the accounts that wait. If so many do, the updater is down, and the round
+// goes no further.
+const mostWaiting = 8
 
 const (
 	roundUpdater = iota + 1
@@ -38,17 +50,32 @@ const (
 	roundPending
 	roundTries
 	roundCards
+
+	waitingAccount
+	waitingFrom
+	waitingPending
+	waitingTries
+	waitingDue // ends one
 )
 
 func (r *round) fields(f *tlv.Fields) {
 	tlv.Text(f, roundUpdater, &r.updater)
 	f.Time(roundLast, &r.last)
 	f.Time(roundBegan, &r.began)
-	f.Array(roundAccount, r.account[:])
-	f.Array(roundFrom, r.from[:])
-	f.Array(roundPending, r.pending[:])
-	tlv.Uint(f, roundTries, &r.tries)
+	r.at.fields(f, roundAccount)
 	tlv.Uint(f, roundCards, &r.cards)
+	tlv.Items(f, waitingAccount, waitingDue, &r.waiting, func(p *place, f *tlv.Fields) {
+		p.fields(f, waitingAccount)
+		f.Time(waitingDue, &p.due)
+	})
+}
+
+// fields are the fields of a place, the first of which has a tag.
+func (p *place) fields(f *tlv.Fields, first byte) {
+	f.Array(first, p.account[:])
+	f.Array(first+1, p.from[:])
+	f.Array(first+2, p.pending[:])
+	tlv.Uint(f, first+3, &p.tries)
 }
 
 func (r *round) encode() []byte { return tlv.Pad(tlv.Encode(r.fields), 64, 0) }
@@ -83,6 +110,50 @@ func (r *round) wait(made time.Time, period time.Duration) time.Duration {
 		return over + time.Microsecond
 	}
 	return 0
+}
+
+// next returns the place where the round goes on: an account that has waited, or the one that
+// it has come to. It is nil if the round waits, until a time.
+func (r *round) next(now time.Time) (p *place, until time.Time) {
+	if len(r.waiting) > 0 {
+		p = &r.waiting[0]
+		for i := range r.waiting {
+			if r.waiting[i].due.Before(p.due) {
+				p = &r.waiting[i]
+			}
+		}
+		if !p.due.After(now) {
+			return p, p.due
+		}
+		until = p.due
+	}
+	if len(r.waiting) < mostWaiting {
+		return &r.at, until
+	}
+	return nil, until
+}
+
+// late reports whether the round takes longer than until the next one should begin.
+func (r *round) late(now time.Time, period time.Duration) bool {
+	return now.Sub(r.began) >= period/roundsEach
+}
+
+// pass goes on with the next account: the one of p waits until due.
+func (r *round) pass(p *place, due time.Time) {
+	p.due = due
+	if p == &r.at {
+		r.waiting = append(r.waiting, *p)
+		r.at = place{account: rowkey.Above(p.account)}
+	}
+}
+
+// leave ends the work for an account in this round.
+func (r *round) leave(p *place) {
+	if p == &r.at {
+		r.at = place{account: rowkey.Above(p.account)}
+		return
+	}
+	r.waiting = slices.DeleteFunc(r.waiting, func(w place) bool { return w.account == p.account })
 }
 
 // end returns the state between this round and the next one, and when that begins.

@@ -89,7 +89,10 @@ func TestWait(t *testing.T) {
 
 func TestStored(t *testing.T) {
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	r := &round{updater: "vau", last: at, began: at.Add(1), account: uuid.New(), from: uuid.New(), pending: uuid.New(), tries: 2, cards: 3}
+	r := &round{updater: "vau", last: at, began: at.Add(1), at: place{uuid.New(), uuid.New(), uuid.New(), 2, time.Time{}}, cards: 3}
+	for i := range mostWaiting {
+		r.waiting = append(r.waiting, place{uuid.New(), uuid.New(), uuid.New(), uint64(i), at.Add(time.Duration(i) * time.Second)})
+	}
 	r.began = r.began.Truncate(time.Microsecond)
 	if got, err := decodeRound(r.encode()); err != nil || !reflect.DeepEqual(got, r) {
 		t.Errorf("%+v, %v", got, err)
