@@ -73,8 +73,8 @@ type Config struct {
 	AllowNonLuhn bool
 
 	// Pauses follow the failures of a submission, as Pace changes them, the last one also each
-	// further failure until the next round should begin. Then its cards, and those of the
-	// account that come after them, wait for their next turn.
+	// further failure until the next round should begin. Then its cards, and later ones of the
+	// account, wait for their next turn.
 	Pauses []time.Duration
 	Pace   func(time.Duration) time.Duration
 
@@ -220,8 +220,8 @@ func (n *Renewals) again(ctx context.Context, j *jobs.Job, r *round, due time.Ti
 	return n.jobs.Again(ctx, j.Record, r.encode())
 }
 
-// collect goes on until there are cards to submit, or none in any account, and then until
-// those that wait are due.
+// collect goes on until there are cards to submit. After the last account it waits until the
+// first try is due.
 func (n *Renewals) collect(ctx context.Context, j *jobs.Job, r *round, p *place, until time.Time) error {
 	for enough := time.Now().Add(stepTime); time.Now().Before(enough); {
 		select {
@@ -255,7 +255,7 @@ func (n *Renewals) end(ctx context.Context, j *jobs.Job, r *round) error {
 	return n.again(ctx, j, next, due)
 }
 
-// next looks at the next tokens of a place, and stores a submission of those that have their
+// next looks at the next tokens of a place, and stores a submission of tokens that have their
 // turn. It reports whether there are no more accounts.
 func (n *Renewals) next(ctx context.Context, r *round, p *place) (ended bool, err error) {
 	q := &store.Query{Kind: n.Kinds.Account, Min: p.account, Limit: 1}

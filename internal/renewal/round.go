@@ -70,7 +70,7 @@ func (r *round) fields(f *tlv.Fields) {
 	})
 }
 
-// fields are the fields of a place, the first of which has a tag.
+// fields are the fields of a place, from a tag on.
 func (p *place) fields(f *tlv.Fields, first byte) {
 	f.Array(first, p.account[:])
 	f.Array(first+1, p.from[:])
@@ -112,8 +112,8 @@ func (r *round) wait(made time.Time, period time.Duration) time.Duration {
 	return 0
 }
 
-// next returns the place where the round goes on: an account that has waited, or the one that
-// it has come to. It is nil if the round waits, until a time.
+// next returns the place where the round goes on: an account that has waited, or the next
+// account. It is nil if the round waits, until a time.
 func (r *round) next(now time.Time) (p *place, until time.Time) {
 	if len(r.waiting) > 0 {
 		p = &r.waiting[0]
