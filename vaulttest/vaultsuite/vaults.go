@@ -139,6 +139,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"UpdateAccount": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.UpdateAccount(ctx, cardvault.AccountUpdate{Name: new(canary)}))
 		},
+		"FreezeAccount": ending((*cardvault.Vault).FreezeAccount),
+		"ThawAccount":   ending((*cardvault.Vault).ThawAccount),
+		"CloseAccount":  ending((*cardvault.Vault).CloseAccount),
 		"CreateMerchant": func(ctx context.Context, v *cardvault.Vault) error {
 			return errorOf(v.CreateMerchant(ctx, canary, nil))
 		},
@@ -235,6 +238,19 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		}
 	}
 	return all
+}
+
+// ending returns a call that ends an account, a new one each time.
+func ending(call func(*cardvault.Vault, context.Context) (*cardvault.Account, error)) func(context.Context, *cardvault.Vault) error {
+	return func(ctx context.Context, v *cardvault.Vault) error {
+		id := uuid.New()
+		if a, err := v.CreateAccount(ctx, canary, nil); err == nil {
+			id = a.ID
+		} else if !errors.Is(err, cardvault.ErrClosed) {
+			return err
+		}
+		return errorOf(call(v.In(id), ctx))
+	}
 }
 
 // errorIn returns the error of an iteration, which ends it.
