@@ -86,6 +86,8 @@ func (o *Options) completeAudit() error {
 	return nil
 }
 
+var auditKinds = auditlog.Kinds{Record: kindAuditRecord, Checkpoint: kindAuditCheckpoint, Chain: kindAuditChain, Segment: kindAuditSegment}
+
 // newAudit returns the audit log, nil without Options.Audit.
 func newAudit(c *core) *auditlog.Log {
 	o := c.opts.Audit
@@ -94,7 +96,7 @@ func newAudit(c *core) *auditlog.Log {
 	}
 	return auditlog.New(auditlog.Config{
 		Ledger: c.ledger, Log: c.log,
-		Kinds:    auditlog.Kinds{Record: kindAuditRecord, Checkpoint: kindAuditCheckpoint, Chain: kindAuditChain, Segment: kindAuditSegment},
+		Kinds:    auditKinds,
 		Continue: o.Failure == AuditContinue, Reads: o.Reads, Retention: o.Retention, Sink: o.Sink,
 		Actor: auditActor, Classify: classify,
 	})

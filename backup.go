@@ -2,11 +2,14 @@ package cardvault
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"io"
 	"time"
 
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/backup"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
@@ -36,20 +39,50 @@ type BackupReport struct {
 type RestoreReport struct {
 	ID     uuid.UUID // for [Options.Thaw]
 	Backup BackupReport
+
+	// Deleted is the number of objects that were deleted again: see [RestoreOptions.Ledger].
+	// Lost counts the other calls after the backup by their operations in the ledger, such as
+	// "token.import". Both are zero without a ledger.
+	Deleted int64
+	Lost    map[string]int64
 }
 
-// BackupOptions are the optional parts of [Vault.Backup] and [Restore].
+// BackupOptions are the optional parts of [Vault.Backup].
 type BackupOptions struct {
 	// Progress is called after each part of the stream, of a mebibyte or so, and should return
 	// soon. If nil, nothing is reported.
 	Progress func(BackupProgress)
 }
 
-func (o *BackupOptions) progress() func(backup.Progress) {
-	if o == nil || o.Progress == nil {
+// RestoreOptions are the optional parts of [Restore].
+type RestoreOptions struct {
+	Progress func(BackupProgress) // see BackupOptions
+
+	// Ledger says what was deleted after the backup, to be deleted again before the vault can
+	// be thawed. If nil, it is there again.
+	Ledger *DeletionLedger
+}
+
+// A DeletionLedger is the audit log of a vault, from the time of a backup or before it. Tokens,
+// API keys and webhooks whose deletion it has are deleted again.
+type DeletionLedger struct {
+	// Exports are of [Vault.ExportAudit], one for each account of the backup. They are read
+	// three times.
+	Exports []io.ReadSeeker
+
+	// PublicKeys are the audit keys that began after the backup: see [Vault.AuditPublicKeys].
+	// The former ones are in the backup.
+	PublicKeys []ed25519.PublicKey
+
+	// Kept are checkpoints of [AuditOptions.Sink], which prove that no export ends too soon.
+	Kept []*audit.Checkpoint
+}
+
+func reported(to func(BackupProgress)) func(backup.Progress) {
+	if to == nil {
 		return nil
 	}
-	return func(p backup.Progress) { o.Progress(BackupProgress(p)) }
+	return func(p backup.Progress) { to(BackupProgress(p)) }
 }
 
 // Backup writes all records of the vault to w, which may be slow, while the vault is in use.
@@ -73,7 +106,10 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 	if err := v.whole().rows.Note(ctx, opBackup, uuid.Nil, nil); err != nil {
 		return nil, err
 	}
-	report, err := backup.Make(ctx, backup.Config{Ledger: v.ledger, Progress: opts.progress()}, w)
+	if opts == nil {
+		opts = new(BackupOptions)
+	}
+	report, err := backup.Make(ctx, backup.Config{Ledger: v.ledger, Progress: reported(opts.Progress)}, w)
 	if errors.Is(err, backup.ErrStore) {
 		err = notEnabled("a store.Store that is a store.Snapshotter or a store.Watcher")
 	}
@@ -88,15 +124,16 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 // The restored vault has a new term of its keys and is frozen: Open and New return ErrFrozen
 // until [Options.Thaw] is the ID of the report. A vault and its restored twin must not both
 // work: each would deliver the events, provision the network tokens and count the card
-// numbers of the other. What was deleted, revoked or changed after BackupReport.At is there
-// again as it was.
+// numbers of the other. What was changed after BackupReport.At is there again as it was, and so
+// is what was deleted or revoked, without [RestoreOptions.Ledger].
 //
-// After an error the store is not a vault. Repeat Restore with the same backup, which goes on
-// where it has ended, or begin with another empty store. opts may be nil.
+// After an error the store is not a vault that opens. Repeat Restore with the same backup and
+// ledger, which goes on where it has ended, or begin with another empty store. opts may be nil.
 //
 // Errors: ErrNotEmpty, ErrWrongKey, ErrFormat, ErrDamaged for a backup that is cut off or was
-// changed, with the number of the part, or one of the store or of r.
-func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opts *BackupOptions) (_ *RestoreReport, err error) {
+// changed, with the number of the part, and for a ledger with a [*audit.VerifyError], or one
+// that does not continue the backup; or one of the store, of r or of an export.
+func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opts *RestoreOptions) (_ *RestoreReport, err error) {
 	defer doing("restore", &err)
 	switch {
 	case adapter.IsNil(s):
@@ -107,19 +144,80 @@ func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opt
 	if err := keys.check(); err != nil {
 		return nil, err
 	}
-	restored, err := backup.Restore(ctx, s, keys.ring(), r, opts.progress())
+	if opts == nil {
+		opts = new(RestoreOptions)
+	}
+
+	restored, err := backup.Restore(ctx, s, keys.ring(), r, opts.Ledger != nil, reported(opts.Progress))
 	switch {
 	case errors.Is(err, backup.ErrNoLoader):
 		return nil, notEnabled("a store.Store whose Tx is a store.Loader")
 	case err != nil:
 		return nil, err
 	}
-	return &RestoreReport{restored.ID, BackupReport(restored.Report)}, nil
+
+	report := &RestoreReport{ID: restored.ID, Backup: BackupReport(restored.Report)}
+	if opts.Ledger != nil {
+		err = report.deleteAgain(ctx, s, keys, opts.Ledger)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return report, nil
+}
+
+// deleteAgain deletes what the ledger says in a restored vault. The vault records nothing
+// meanwhile, so that its audit log stays as it was: the ledger continues it.
+func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Keyring, l *DeletionLedger) (err error) {
+	v, err := newVault(ctx, s, keys, &Options{Mode: Live}, true)
+	if errors.Is(err, ErrWrongMode) {
+		v, err = newVault(ctx, s, keys, &Options{Mode: Sandbox}, true)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+
+	log := auditlog.New(auditlog.Config{Ledger: v.ledger, Log: v.log, Kinds: auditKinds})
+	d := &backup.Deleter{
+		Exports: l.Exports, PublicKeys: append(v.ledger.Box.Keys().AuditPublic(), l.PublicKeys...), Kept: l.Kept, At: r.Backup.At,
+		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
+			return log.Last(ctx, v.ledger.In(account))
+		},
+		Delete: v.repeatDeletion,
+	}
+	for a, err := range v.AllAccounts(ctx, nil) {
+		if err != nil {
+			return err
+		}
+		d.Accounts = append(d.Accounts, a.ID)
+	}
+
+	done, err := d.Repeat(ctx)
+	if err != nil {
+		return err
+	}
+	r.Deleted, r.Lost = done.Repeated, done.Lost
+	return v.ledger.Deleted(ctx)
+}
+
+// repeatDeletion repeats the deletion of an object, if the operation is one.
+func (v *Vault) repeatDeletion(ctx context.Context, operation string, account, id uuid.UUID) (is bool, err error) {
+	v = v.In(account)
+	switch operation {
+	case opDelete.Name:
+		return true, v.Delete(ctx, id)
+	case opDeleteAPIKey.Name:
+		return true, v.DeleteAPIKey(ctx, id)
+	case opDeleteWebhook.Name:
+		return true, v.DeleteWebhook(ctx, id)
+	}
+	return false, nil
 }
 
 // RestoreDir is Restore into the folder dir, for [Open]. The last element of dir is made if it
 // is missing.
-func RestoreDir(ctx context.Context, dir string, keys *Keyring, r io.Reader, opts *BackupOptions) (_ *RestoreReport, err error) {
+func RestoreDir(ctx context.Context, dir string, keys *Keyring, r io.Reader, opts *RestoreOptions) (_ *RestoreReport, err error) {
 	defer doing("restore", &err)
 	s, err := keys.openDir(ctx, dir, nil)
 	if err != nil {

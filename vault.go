@@ -306,6 +306,11 @@ func (k *Keyring) openDir(ctx context.Context, dir string, opts *boltstore.Optio
 // closes s after the vault. Several vaults, also in other processes, may work
 // on one store that allows it. opts may be nil. Errors as of Open.
 func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vault, error) {
+	return newVault(ctx, s, keys, opts, false)
+}
+
+// newVault is New. With restoring it opens a vault that is being restored.
+func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, restoring bool) (*Vault, error) {
 	o, err := opts.withDefaults()
 	if err == nil {
 		err = keys.check()
@@ -330,9 +335,9 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 		Names:    names,
 		Homes:    homes,
 		Log:      o.Logger,
-		Thaw:     o.Thaw,
-		Wrote:    c.wrote,
-		Rotated:  func(tx store.Tx) error { return c.sealer.Begin(tx) },
+		Thaw:     o.Thaw, Restoring: restoring,
+		Wrote:   c.wrote,
+		Rotated: func(tx store.Tx) error { return c.sealer.Begin(tx) },
 		Mistrust: func(answer string) {
 			if c.mistrusted.Now() {
 				c.log.Error("the store was edited, or is damaged", "answer", answer)

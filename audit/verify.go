@@ -32,6 +32,10 @@ type VerifyOptions struct {
 	// Each is called with each record whose checkpoint proves it, in the order of the
 	// export. An error ends Verify, which returns it. It may be nil.
 	Each func(*Record) error
+
+	// Open is called with each record that has no checkpoint yet, likewise. Only the end of the
+	// export, which comes later, proves these. It may be nil.
+	Open func(*Record) error
 }
 
 // A Report describes the verified part of an export.
@@ -99,7 +103,7 @@ func (e *VerifyError) Error() string {
 // Verify reads the export of one account and verifies it. It holds one line and one
 // checkpoint at a time. opts may be nil.
 //
-// The error is a [*VerifyError] that names the first fault, or one of r or of Each. The
+// The error is a [*VerifyError] that names the first fault, or one of r, of Each or of Open. The
 // report says how far Verify came.
 func Verify(r io.Reader, opts *VerifyOptions) (*Report, error) {
 	v := &verifier{in: bufio.NewReaderSize(r, maxLine), sum: sha256.New(), report: new(Report)}
@@ -361,7 +365,10 @@ func (v *verifier) open(r *Record) error {
 	if r.AccountID != v.header.AccountID {
 		return v.fault(Foreign, "record is of another account")
 	}
-	return nil
+	if v.opts.Open == nil {
+		return nil
+	}
+	return v.opts.Open(r)
 }
 
 // end verifies that nothing is missing before the end of the export.

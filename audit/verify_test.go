@@ -113,10 +113,11 @@ func verify(export []byte, kept ...*audit.Checkpoint) (*audit.Report, error) {
 
 func TestVerify(t *testing.T) {
 	l := newLog()
-	var each []*audit.Record
+	var each, open []*audit.Record
 	report, err := audit.Verify(bytes.NewReader(l.export(t)), &audit.VerifyOptions{
 		PublicKeys: []ed25519.PublicKey{public}, Kept: l.checkpoints,
 		Each: func(r *audit.Record) error { each = append(each, r); return nil },
+		Open: func(r *audit.Record) error { open = append(open, r); return nil },
 	})
 	must(t, err)
 	if report.VaultID != vaultID || report.AccountID != account || !slices.Equal(report.Keys, []audit.Signer{{PublicKey: [32]byte(public), First: 1}}) ||
@@ -125,6 +126,9 @@ func TestVerify(t *testing.T) {
 	}
 	if want := slices.Concat(l.records...); len(each) != len(want) || *each[7] != *want[7] {
 		t.Errorf("records are not those of the log: %d", len(each))
+	}
+	if len(open) != 2 || *open[1] != *l.open[1] {
+		t.Errorf("%d records without a checkpoint", len(open))
 	}
 
 	l.from = 2

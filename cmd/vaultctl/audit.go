@@ -27,7 +27,7 @@ func (c *cli) audit() *cobra.Command {
 
 func (c *cli) auditExport() *cobra.Command {
 	var account, file string
-	var whole bool
+	var whole, all bool
 	var from, to time.Time
 	cmd := &cobra.Command{
 		Use:   "export",
@@ -39,8 +39,12 @@ func (c *cli) auditExport() *cobra.Command {
 			switch {
 			case err != nil:
 				return err
-			case whole && account != "":
-				return misuseError{errors.New("--whole and --account exclude each other")}
+			case whole && account != "" || all && (whole || account != ""):
+				return misuseError{errors.New("--whole, --account and --all exclude each other")}
+			case all && file == "-":
+				return misuseError{errors.New("name a folder for --all: --out DIR")}
+			case all:
+				return c.exportAll(ctx, v, file, from, to)
 			case whole:
 				of = v.In(uuid.Nil)
 			}
@@ -60,11 +64,34 @@ func (c *cli) auditExport() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&account, "account", "", "`id` of the account (default: the first account)")
 	f.BoolVar(&whole, "whole", false, "the log of the whole vault and of unknown callers instead")
+	f.BoolVar(&all, "all", false, "the logs of all accounts, each in a file of the folder --out, which is made: a ledger for restore")
 	f.TimeVar(&from, "from", from, []string{time.RFC3339, time.DateOnly}, "leave out what was recorded before")
 	f.TimeVar(&to, "to", to, []string{time.RFC3339, time.DateOnly}, "leave out what was recorded after")
 	f.StringVar(&file, "out", "-", "`file` to make; - is standard output")
 	return cmd
 }
+
+// exportAll writes the log of each account into a new folder.
+func (c *cli) exportAll(ctx context.Context, v *cardvault.Vault, dir string, from, to time.Time) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	n := 0
+	for a, err := range v.AllAccounts(ctx, nil) {
+		if err != nil {
+			return err
+		}
+		err = newFile(filepath.Join(dir, a.ID.String()+exportSuffix), func(w io.Writer) error { return v.In(a.ID).ExportAudit(ctx, w, from, to) })
+		if err != nil {
+			return err
+		}
+		n++
+	}
+	return c.show(object{"folder": dir, "accounts": n}, "")
+}
+
+// exportSuffix ends the names of the files of exportAll.
+const exportSuffix = ".jsonl"
 
 // newFile makes a file, whole and durable or not at all. It never replaces one.
 func newFile(path string, write func(io.Writer) error) error {
@@ -104,7 +131,7 @@ func (c *cli) auditKeys() *cobra.Command {
 }
 
 func (c *cli) auditVerify() *cobra.Command {
-	var keys, kept []string
+	var proof proofFlags
 	cmd := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Verify an export, without the vault",
@@ -112,29 +139,41 @@ func (c *cli) auditVerify() *cobra.Command {
 			"It names the first record that was edited, removed, swapped or added. The exit status is 3 then.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			opts := new(audit.VerifyOptions)
-			for _, text := range keys {
-				key, err := hex.DecodeString(text)
-				if err != nil || len(key) != ed25519.PublicKeySize {
-					return misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
-				}
-				opts.PublicKeys = append(opts.PublicKeys, key)
+			keys, kept, err := proof.read()
+			if err != nil {
+				return err
 			}
-
-			for _, path := range kept {
-				more, err := readCheckpoints(path)
-				if err != nil {
-					return err
-				}
-				opts.Kept = append(opts.Kept, more...)
-			}
-			return c.verifyExport(cmd.Context(), args[0], opts)
+			return c.verifyExport(cmd.Context(), args[0], &audit.VerifyOptions{PublicKeys: keys, Kept: kept})
 		},
 	}
-
-	cmd.Flags().StringArrayVar(&keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag; without any, the export is compared with itself")
-	cmd.Flags().StringArrayVar(&kept, "checkpoints", nil, "`path` of checkpoints that a sink has kept: a file of JSON objects, or a folder of such files")
+	proof.add(cmd, "; without any, the export is compared with itself")
 	return cmd
+}
+
+// proofFlags name what exports are compared with.
+type proofFlags struct{ keys, kept []string }
+
+func (p *proofFlags) add(cmd *cobra.Command, more string) {
+	cmd.Flags().StringArrayVar(&p.keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag"+more)
+	cmd.Flags().StringArrayVar(&p.kept, "checkpoints", nil, "`path` of checkpoints that a sink has kept: a file of JSON objects, or a folder of such files")
+}
+
+func (p *proofFlags) read() (keys []ed25519.PublicKey, kept []*audit.Checkpoint, err error) {
+	for _, text := range p.keys {
+		key, err := hex.DecodeString(text)
+		if err != nil || len(key) != ed25519.PublicKeySize {
+			return nil, nil, misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
+		}
+		keys = append(keys, key)
+	}
+	for _, path := range p.kept {
+		more, err := readCheckpoints(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		kept = append(kept, more...)
+	}
+	return keys, kept, nil
 }
 
 // verifyExport verifies an export, and shows what is proved.

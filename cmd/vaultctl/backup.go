@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"filippo.io/age"
@@ -121,20 +124,28 @@ func readRecipients(texts []string, file string) (all []age.Recipient, err error
 }
 
 func (c *cli) restore() *cobra.Command {
-	var identities string
+	var identities, ledger string
+	var proof proofFlags
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Restore a backup into an empty place",
 		Long: "Restore writes the records of a backup into the place of --vault or --store, which must be empty, and prints the id that thaws the vault. FILE may be - for standard input. " +
 			"The place may be of another sort than the one that was backed up. --key is the key file of the time of the backup.\n\n" +
 			"Each part is verified before it is written. The exit status is 3 if the backup was changed or cut off. After any error restore can be repeated with the same backup.\n\n" +
-			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again.",
+			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again, unless --ledger names a folder of audit export --all from after it: " +
+			"tokens, API keys and webhooks whose deletion it has are deleted again. A ledger that was edited or cut off is refused.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx := c.actor(cmd.Context())
 			keys, err := c.keyring(ctx, c.key, c.passphraseFile)
 			if err != nil {
 				return err
+			}
+			opts := new(cardvault.RestoreOptions)
+			if ledger != "" {
+				if opts.Ledger, err = openLedger(ledger, &proof); err != nil {
+					return err
+				}
 			}
 			in, err := c.openBackup(ctx, args[0])
 			if err != nil {
@@ -146,39 +157,100 @@ func (c *cli) restore() *cobra.Command {
 				return err
 			}
 
-			s, err := c.openStore(ctx, true)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, s.Close()) }()
-			p := c.progress("bytes of the backup", in.size)
-			defer p.end()
-			restored, err := cardvault.Restore(ctx, s, keys, stream, &cardvault.BackupOptions{Progress: func(at cardvault.BackupProgress) {
-				if in.size == 0 {
-					p.moved(at)
-				} else {
-					p.left(in.size - in.read)
-				}
-			}})
-			if err != nil {
-				return err
-			}
-			if in.size > 0 {
-				p.left(0)
-			}
-			p.end()
-
-			b := restored.Backup
-			c.note("%d records of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", b.Records, date(b.At))
-			return c.show(object{
-				"id": restored.ID, "backup_id": b.ID, "at": b.At, "records": b.Records, "deleted": b.Deleted, "damaged": b.Damaged,
-				"bytes": b.Bytes, "chunks": b.Chunks, "terms": b.Terms,
-			}, restored.ID.String()+"\n")
+			return c.restoreFrom(ctx, keys, in, stream, opts)
 		},
 	}
 	cmd.Flags().StringVar(&identities, "identity", "", "age identity `file` that opens an encrypted backup, such as /dev/fd/3")
+	cmd.Flags().StringVar(&ledger, "ledger", "", "`folder` of audit export --all, from after the backup")
+	proof.add(cmd, "; needed only for those of a rotation after the backup")
 	return cmd
 }
+
+// restoreFrom restores a backup into the place of the flags.
+func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, in *source, stream io.Reader, opts *cardvault.RestoreOptions) (err error) {
+	s, err := c.openStore(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+
+	p := c.progress("bytes of the backup", in.size)
+	defer p.end()
+	opts.Progress = func(at cardvault.BackupProgress) {
+		if in.size == 0 {
+			p.moved(at)
+		} else {
+			p.left(in.size - in.read)
+		}
+	}
+	restored, err := cardvault.Restore(ctx, s, keys, stream, opts)
+	if err != nil {
+		return err
+	}
+	if in.size > 0 {
+		p.left(0)
+	}
+	p.end()
+
+	b := restored.Backup
+	c.note("%d records of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", b.Records, date(b.At))
+	if opts.Ledger != nil {
+		c.note("%d objects were deleted again.", restored.Deleted)
+		for _, operation := range slices.Sorted(maps.Keys(restored.Lost)) {
+			c.note("lost: %d %s", restored.Lost[operation], operation)
+		}
+	}
+	return c.show(object{
+		"id": restored.ID, "deleted_again": restored.Deleted, "lost": restored.Lost,
+		"backup_id": b.ID, "at": b.At, "records": b.Records, "deleted": b.Deleted, "damaged": b.Damaged,
+		"bytes": b.Bytes, "chunks": b.Chunks, "terms": b.Terms,
+	}, restored.ID.String()+"\n")
+}
+
+// openLedger opens the exports in a folder. Each is open while it is read.
+func openLedger(dir string, proof *proofFlags) (l *cardvault.DeletionLedger, err error) {
+	l = new(cardvault.DeletionLedger)
+	if l.PublicKeys, l.Kept, err = proof.read(); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == exportSuffix {
+			l.Exports = append(l.Exports, &lazyFile{path: filepath.Join(dir, e.Name())})
+		}
+	}
+	return l, nil
+}
+
+// A lazyFile is open from Seek to the end of the file: a vault may have many accounts.
+type lazyFile struct {
+	path string
+	file *os.File
+}
+
+func (f *lazyFile) Seek(offset int64, whence int) (n int64, err error) {
+	f.close()
+	if f.file, err = os.Open(f.path); err != nil {
+		return 0, err
+	}
+	return f.file.Seek(offset, whence)
+}
+
+func (f *lazyFile) Read(b []byte) (int, error) {
+	n, err := f.file.Read(b)
+	if errors.Is(err, os.ErrClosed) { // after its end
+		return 0, io.EOF
+	}
+	if err != nil {
+		f.close()
+	}
+	return n, err
+}
+
+func (f *lazyFile) close() { _ = f.file.Close() } // nil, or a file that was only read
 
 // A source is a backup that is read.
 type source struct {

@@ -136,7 +136,7 @@ func TestScripts(t *testing.T) {
 				Condition: func(name string) (bool, error) { return name == on, nil },
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
 					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "with": with, "keyid": keyID,
-					"flip": flip, "identity": identity,
+					"flip": flip, "identity": identity, "cutlast": cutLast,
 					"place": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[1], place(t, ts, args[0])) },
 				},
 			})
@@ -167,6 +167,17 @@ func flip(ts *testscript.TestScript, _ bool, args []string) {
 	b := []byte(ts.ReadFile(args[0]))
 	b[len(b)-100] ^= 1
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b, 0o600))
+}
+
+// cutLast cuts the last line off each file of a folder: cutlast log
+func cutLast(ts *testscript.TestScript, _ bool, args []string) {
+	files, err := filepath.Glob(filepath.Join(ts.MkAbs(args[0]), "*"))
+	ts.Check(err)
+	for _, f := range files {
+		text := ts.ReadFile(f)
+		end := strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n") + 1
+		ts.Check(os.WriteFile(f, []byte(text[:end]), 0o600))
+	}
 }
 
 // identity makes files with an age identity and its recipient: identity keys/age recipients

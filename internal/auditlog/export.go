@@ -29,6 +29,19 @@ type Query struct {
 // MaxScan is the largest number of records that are read for one page.
 const MaxScan = 5000
 
+// Last returns the last checkpoint of an account, or nil.
+func (l *Log) Last(ctx context.Context, rows ledger.Account) (*audit.Checkpoint, error) {
+	c, err := l.readChain(ctx, rows)
+	if err != nil || c.number == 0 {
+		return nil, err
+	}
+	k, err := l.readCheckpoint(ctx, rows, c.number)
+	if err != nil || k == nil {
+		return nil, err
+	}
+	return &k.Checkpoint, nil
+}
+
 // Page returns records of an account, at most Limit, and the row key from which the next page
 // goes on, zero after the last one. It reads at most MaxScan, so that a page may have fewer.
 // The errors of damaged records come with the others.

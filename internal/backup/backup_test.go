@@ -115,7 +115,7 @@ func TestBounds(t *testing.T) {
 				t.Errorf("a View has read %d records of %d bytes", s.rows, s.bytes)
 			}
 			place := memstore.New()
-			if _, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, nil); err != nil {
+			if _, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, false, nil); err != nil {
 				t.Fatal(err)
 			}
 			if n := len(backuptest.Records(t, place)); n < 1300 {
@@ -144,7 +144,7 @@ func TestUnreadable(t *testing.T) {
 		t.Fatalf("Make = %+v, %v", report, err)
 	}
 	place := memstore.New()
-	restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, nil)
+	restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, false, nil)
 	if err != nil || restored.Damaged != 1 {
 		t.Fatalf("Restore = %+v, %v", restored, err)
 	}

@@ -27,9 +27,11 @@ type Restored struct {
 }
 
 // Restore writes the records of a stream into an empty store, chunk by chunk, each once it is
-// verified. The keyring comes last, with a new term: before that the store has no vault. Restore goes on with a restoration of the same backup that has ended early.
-func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, progress func(Progress)) (*Restored, error) {
-	m := &restorer{store: s, ring: ring, stream: reader{r: r}, progress: progress}
+// verified. The keyring comes last, with a new term: before that the store has no vault. Restore
+// goes on with a restoration of the same backup that has ended early. With deletes, the vault
+// does not open before Delete has ended.
+func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
+	m := &restorer{store: s, ring: ring, stream: reader{r: r}, deletes: deletes, progress: progress}
 	if err := m.head(ctx); err != nil {
 		return nil, err
 	}
@@ -60,6 +62,7 @@ type restorer struct {
 	store    store.Store
 	ring     ledger.Ring
 	stream   reader
+	deletes  bool
 	progress func(Progress)
 	mark     *ledger.Restoration // as it is stored
 	vault    uuid.UUID
@@ -136,6 +139,9 @@ func (m *restorer) occupy(ctx context.Context) error {
 		return ErrNoLoader
 	case m.mark == nil:
 		return ErrNotEmpty
+	case m.mark.Ended && m.mark.Deletes && m.mark.Backup == m.report.Report.ID && m.deletes:
+	case m.mark.Ended && m.mark.Deletes:
+		return fmt.Errorf("%w: a vault was restored into it, from the backup %v and with a ledger, which has not ended", ErrNotEmpty, m.mark.Backup)
 	case m.mark.Ended:
 		return fmt.Errorf("%w: a vault was restored into it, which Options.Thaw with %v opens", ErrNotEmpty, m.mark.ID)
 	case m.mark.Backup != m.report.Report.ID:
@@ -284,15 +290,16 @@ func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restor
 	if err != nil {
 		return nil, err
 	}
-	next := *m.mark
-	next.Ended = true
-	err = m.writeMark(ctx, &next, func(tx store.Tx) {
-		if replaced.Kind != 0 {
-			tx.Delete(replaced.Kind, replaced.ID)
+	if next := *m.mark; !next.Ended {
+		next.Ended, next.Deletes = true, m.deletes
+		err = m.writeMark(ctx, &next, func(tx store.Tx) {
+			if replaced.Kind != 0 {
+				tx.Delete(replaced.Kind, replaced.ID)
+			}
+		}, keyring)
+		if err != nil {
+			return nil, err
 		}
-	}, keyring)
-	if err != nil {
-		return nil, err
 	}
 
 	m.report.At, m.report.Damaged, m.report.Bytes, m.report.Chunks = e.at, e.damaged, m.stream.read, number+1

@@ -185,7 +185,7 @@ func BesideWrites(t *testing.T, from store.Store, most int, into ...store.Store)
 	}
 
 	for i, place := range into {
-		restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), bytes.NewReader(slow.Bytes()), nil)
+		restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), bytes.NewReader(slow.Bytes()), false, nil)
 		if err != nil {
 			t.Fatalf("place %d: %v", i, err)
 		}

@@ -21,6 +21,9 @@ type Restoration struct {
 	Chunks uint64 // of the backup, that are in the store
 	Ended  bool   // the vault is whole
 
+	// Deletes says that the deletions of the time after the backup have still to be repeated.
+	Deletes bool
+
 	version uint64 // of the record; 0: it is not stored
 }
 
@@ -47,6 +50,7 @@ func (r *Restoration) fields(f *tlv.Fields) {
 	tlv.ID(f, 2, &r.Backup)
 	tlv.Uint(f, 3, &r.Chunks)
 	f.Bool(4, &r.Ended)
+	f.Bool(5, &r.Deletes)
 }
 
 // Next returns the record of the mark for its next Put. It conflicts if another restoration
@@ -67,10 +71,27 @@ func (l *Ledger) frozen(tx store.ReadTx) error {
 		return err
 	case !r.Ended:
 		return fmt.Errorf("%w: a backup is being restored into the store, or that has failed: repeat Restore with the same backup", ErrFrozen)
+	case r.Deletes && l.config.Restoring:
+		return nil
+	case r.Deletes:
+		return fmt.Errorf("%w: the deletions after its backup have still to be repeated: repeat Restore with the same backup and the same ledger", ErrFrozen)
 	case r.ID != l.config.Thaw:
 		return fmt.Errorf("%w: it was restored from a backup: make sure that the vault which was backed up works no more, and set Options.Thaw to %v", ErrFrozen, r.ID)
 	}
 	return nil
+}
+
+// Deleted ends the time in which only Config.Restoring opens the vault.
+func (l *Ledger) Deleted(ctx context.Context) error {
+	return l.In(uuid.Nil).Update(ctx, Step, func(tx store.Tx) error {
+		r, err := RestorationOf(tx)
+		if err != nil || r == nil {
+			return err
+		}
+		r.Deletes = false
+		tx.Put(r.Next())
+		return nil
+	})
 }
 
 // OpThaw is the operation of the write after which a restored vault is open to all.

@@ -67,7 +67,8 @@ type Config struct {
 	// if no term is closed.
 	Rotated func(store.Tx) error
 
-	Thaw uuid.UUID // Restoration.ID of a restored vault that may be opened
+	Thaw      uuid.UUID // Restoration.ID of a restored vault that may be opened
+	Restoring bool      // a restored vault is opened to repeat the deletions after its backup
 
 	// Mistrust is called for an answer of the store that cannot be right.
 	Mistrust func(answer string)
