@@ -64,7 +64,7 @@ type RestoreOptions struct {
 }
 
 // A DeletionLedger is the audit log of a vault, from the time of a backup or before it. Tokens,
-// API keys and webhooks whose deletion it has are deleted again.
+// API keys and webhooks whose deletion it has are deleted again, and closed accounts closed.
 type DeletionLedger struct {
 	// Exports are of [Vault.ExportAudit], one for each account of the backup. They are read
 	// three times.
@@ -211,6 +211,9 @@ func (v *Vault) repeatDeletion(ctx context.Context, operation string, account, i
 		return true, v.DeleteAPIKey(ctx, id)
 	case opDeleteWebhook.Name:
 		return true, v.DeleteWebhook(ctx, id)
+	case opCloseAccount.Name:
+		_, err := v.CloseAccount(ctx)
+		return true, err
 	}
 	return false, nil
 }

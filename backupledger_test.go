@@ -26,6 +26,7 @@ import (
 type ledgered struct {
 	backedUp
 	account      uuid.UUID // another one
+	closed       uuid.UUID // a third one
 	tokens       []*cardvault.Token
 	keyText      string
 	webhook      uuid.UUID
@@ -73,6 +74,9 @@ func newLedgered(t *testing.T) *ledgered {
 	ctx := t.Context()
 	account, err := v.CreateAccount(ctx, "second", nil)
 	must(err)
+	closed, err := v.CreateAccount(ctx, "closed", nil)
+	must(err)
+	l.closed = closed.ID
 	imported := func(v *cardvault.Vault, business string) *cardvault.Token {
 		token, err := v.Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: business})
 		must(err)
@@ -103,6 +107,8 @@ func newLedgered(t *testing.T) *ledgered {
 	must(v.In(l.account).Delete(ctx, l.tokens[1].ID))
 	must(v.DeleteAPIKey(ctx, gone.ID))
 	must(v.DeleteWebhook(ctx, hook.ID))
+	_, err = v.In(closed.ID).CloseAccount(ctx)
+	must(err)
 	late := imported(v, "")
 	must(v.Delete(ctx, late.ID))
 	imported(v, "")
@@ -144,6 +150,10 @@ func (l *ledgered) gone(t *testing.T, v *cardvault.Vault, want bool) {
 	check("API key", err, cardvault.ErrUnauthenticated)
 	_, err = v.Webhook(t.Context(), l.webhook)
 	check("webhook", err, cardvault.ErrNotFound)
+	closed, err := v.In(l.closed).Account(t.Context())
+	if err != nil || want != (closed.State >= cardvault.AccountClosing) {
+		t.Errorf("closed account: %v, %v", closed.State, err)
+	}
 	l.works(t, v)
 }
 
@@ -160,7 +170,7 @@ func TestRestoreWithLedger(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if want := int64(4); exports != nil && (r.Deleted != want || r.Lost["token.import"] != 2) {
+		if want := int64(5); exports != nil && (r.Deleted != want || r.Lost["token.import"] != 2) {
 			t.Errorf("%s: %d deleted, want %d; lost %v", name, r.Deleted, want, r.Lost)
 		}
 		v := l.thawed(t, s, r.ID)
@@ -216,16 +226,16 @@ func TestLedgerRefused(t *testing.T) {
 		if i%5 == 0 {
 			edited := bytes.Clone(first)
 			edited[i] ^= 1
-			refused(fmt.Sprint("byte ", i), ledgerOf(edited, l.later[1]), "export 1")
+			refused(fmt.Sprint("byte ", i), ledgerOf(edited, l.later[1], l.later[2]), "export 1")
 		}
 		if i%97 == 0 {
-			refused(fmt.Sprint("cut at ", i), ledgerOf(first[:i], l.later[1]), "export 1")
+			refused(fmt.Sprint("cut at ", i), ledgerOf(first[:i], l.later[1], l.later[2]), "export 1")
 		}
 	}
 	lines := bytes.SplitAfter(first, []byte("\n"))
 	for i := range lines[:len(lines)-1] {
 		without := bytes.Join(append(append([][]byte{}, lines[:i]...), lines[i+1:]...), nil)
-		refused(fmt.Sprint("without line ", i), ledgerOf(without, l.later[1]), "export 1")
+		refused(fmt.Sprint("without line ", i), ledgerOf(without, l.later[1], l.later[2]), "export 1")
 	}
 	refused("another vault's", ledgerOf(foreign.later...), "signed")
 	refused("from before the backup", ledgerOf(l.before...), "cut off")
@@ -296,7 +306,7 @@ func TestLedgerOfLaterKey(t *testing.T) {
 	}
 	late := ledgerOf()
 	late.PublicKeys = v.AuditPublicKeys()
-	for _, account := range []*cardvault.Vault{v, v.In(l.account)} {
+	for _, account := range []*cardvault.Vault{v, v.In(l.account), v.In(l.closed)} {
 		var b bytes.Buffer
 		if err := account.ExportAudit(t.Context(), &b, time.Now(), time.Time{}); err != nil {
 			t.Fatal(err)
@@ -338,7 +348,7 @@ func TestLedgerKilled(t *testing.T) {
 		}
 		keys := cardvault.WrappedBy(steppedKey{keyfile.NewKey(goldenKey()), s})
 		_, err := cardvault.Restore(context.Background(), steppedStore{boltIn(t, dir), s}, keys, bytes.NewReader(read("backup")),
-			&cardvault.RestoreOptions{Ledger: ledgerOf(read("first"), read("second"))})
+			&cardvault.RestoreOptions{Ledger: ledgerOf(read("first"), read("second"), read("third"))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -352,7 +362,7 @@ func TestLedgerKilled(t *testing.T) {
 	}
 	for step := 1; !over; step += stride {
 		dir := t.TempDir()
-		for name, b := range map[string][]byte{"backup": l.stream, "first": l.later[0], "second": l.later[1]} {
+		for name, b := range map[string][]byte{"backup": l.stream, "first": l.later[0], "second": l.later[1], "third": l.later[2]} {
 			if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -371,7 +381,7 @@ func TestLedgerKilled(t *testing.T) {
 		switch {
 		case err == nil:
 			id = r.ID
-			if r.Deleted < 4 {
+			if r.Deleted < 5 {
 				half++
 			}
 		case errors.Is(err, cardvault.ErrNotEmpty): // it had ended
