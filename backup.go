@@ -58,8 +58,8 @@ type BackupOptions struct {
 type RestoreOptions struct {
 	Progress func(BackupProgress) // see BackupOptions
 
-	// Ledger says what was deleted after the backup, to be deleted again before the vault can
-	// be thawed. If nil, it is there again.
+	// Ledger names the deletions after the backup. They are repeated before the vault can be
+	// thawed. If nil, the objects are there again.
 	Ledger *DeletionLedger
 }
 
@@ -124,15 +124,15 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 // The restored vault has a new term of its keys and is frozen: Open and New return ErrFrozen
 // until [Options.Thaw] is the ID of the report. A vault and its restored twin must not both
 // work: each would deliver the events, provision the network tokens and count the card
-// numbers of the other. What was changed after BackupReport.At is there again as it was, and so
-// is what was deleted or revoked, without [RestoreOptions.Ledger].
+// numbers of the other. Changes after BackupReport.At are undone, and so are deletions and
+// revocations, without [RestoreOptions.Ledger].
 //
 // After an error the store is not a vault that opens. Repeat Restore with the same backup and
 // ledger, which goes on where it has ended, or begin with another empty store. opts may be nil.
 //
 // Errors: ErrNotEmpty, ErrWrongKey, ErrFormat, ErrDamaged for a backup that is cut off or was
-// changed, with the number of the part, and for a ledger with a [*audit.VerifyError], or one
-// that does not continue the backup; or one of the store, of r or of an export.
+// changed, with the number of the part, and for a ledger with a [*audit.VerifyError] or with a
+// gap to the backup; or an error of the store, of r or of an export.
 func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opts *RestoreOptions) (_ *RestoreReport, err error) {
 	defer doing("restore", &err)
 	switch {
