@@ -637,7 +637,8 @@ func (v *Vault) UpdateAPIKey(ctx context.Context, id uuid.UUID, u APIKeyUpdate) 
 }
 
 // UpdateAPIKeyBy is UpdateAPIKey on behalf of the key whose id is by: it changes the ranges of
-// the keys below it, and narrows its own. Any other id is ErrNotFound.
+// the keys below it. Any other id is ErrNotFound, its own too: whoever has stolen the key would
+// shut its owner out.
 func (v *Vault) UpdateAPIKeyBy(ctx context.Context, by, id uuid.UUID, u APIKeyUpdate) (_ *APIKey, err error) {
 	defer v.doing(ctx, "update API key", &err, id)
 	return updateAPIKey(ctx, v, id, u, &by)
@@ -657,11 +658,10 @@ func updateAPIKey(ctx context.Context, v *Vault, id uuid.UUID, u APIKeyUpdate, b
 		if err := (apiKeys{v.rows}).checkCreators(ctx, k); err != nil {
 			return nil, err
 		}
-		itself := by != nil && *by == id
-		if by != nil && !itself && !slices.Contains(k.creators, v.rows.Unmask(kindAPIKey, *by)) {
+		if by != nil && !slices.Contains(k.creators, v.rows.Unmask(kindAPIKey, *by)) {
 			return nil, ErrNotFound
 		}
-		if err := k.bind(ranges, itself); err != nil {
+		if err := k.bind(ranges); err != nil {
 			return nil, err
 		}
 
@@ -679,13 +679,10 @@ func updateAPIKey(ctx context.Context, v *Vault, id uuid.UUID, u APIKeyUpdate, b
 	})
 }
 
-// bind gives a key other ranges, within the ranges of its creators, which have been read, and
-// within its own if narrower.
-func (k *APIKey) bind(ranges []netip.Prefix, narrower bool) error {
+// bind gives a key other ranges, within the ranges of its creators, which have been read.
+func (k *APIKey) bind(ranges []netip.Prefix) error {
 	bounds := k.above
-	if narrower {
-		bounds = k.bounds()
-	} else if n := len(k.above); len(ranges) == 0 && n > 0 {
+	if n := len(k.above); len(ranges) == 0 && n > 0 {
 		ranges, bounds = k.above[n-1], nil
 	}
 	k.AddressRanges = ranges

@@ -542,6 +542,42 @@ func TestAuditFlood(t *testing.T) {
 	})
 }
 
+// TestAuditFailedUses: each use of a card that has failed names its token and its caller, also
+// many alike, and in a flood of refusals of another caller.
+func TestAuditFailedUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{}, cardvault.Sandbox)
+		by := func() context.Context {
+			return cardvault.WithActor(t.Context(), cardvault.Actor{KeyID: uuid.New(), Address: "192.0.2.1"})
+		}
+		strong, weak := by(), by()
+		for range 1500 {
+			v.RecordRefusal(weak, "token.read", audit.Refused, "INSUFFICIENT_SCOPE")
+		}
+		lent := map[uuid.UUID]bool{}
+		for range 40 {
+			token, err := v.Import(strong, v.card(), nil)
+			noErr(t, err)
+			err = v.Use(strong, token.ID, "test", func(context.Context, *cardvault.UsedCard) error { return errors.New("no answer") })
+			if err == nil {
+				t.Fatal("a use has not failed")
+			}
+			lent[token.ID] = true
+		}
+		time.Sleep(2 * time.Minute)
+		_, records := v.verified()
+		for _, r := range records {
+			if r.Purpose == "test" && r.Calls == 1 && r.Actor.Address != "" {
+				delete(lent, r.ObjectID)
+			}
+		}
+		if len(lent) > 0 {
+			t.Errorf("%d of 40 failed uses are not named", len(lent))
+		}
+		noErr(t, v.Close())
+	})
+}
+
 // TestAuditManyWriters: concurrent calls of two processes are one chain.
 func TestAuditManyWriters(t *testing.T) {
 	s := memstore.New()

@@ -73,7 +73,8 @@ func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation
 func (n *notes) add(r *audit.Record) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if r.Outcome != audit.Success && n.crowded(r) {
+	lent := r.Purpose != "" && r.Outcome != audit.Refused // a failed use of a card: each is named
+	if r.Outcome != audit.Success && !lent && n.crowded(r) {
 		return true
 	}
 	if len(n.waiting) >= maxNotes {
