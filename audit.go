@@ -148,6 +148,7 @@ var classifiers = []struct {
 	{ErrTermActive, audit.Refused, "TERM_IN_USE"},
 	{ErrTermInUse, audit.Refused, "TERM_IN_USE"},
 	{ErrTermUnknown, audit.Refused, "NOT_FOUND"},
+	{ErrRotating, audit.Refused, "ROTATION_IN_PROGRESS"},
 	{ErrNoWebhook, audit.Refused, "WEBHOOK_STATE_CONFLICT"},
 	{ErrTooManySecrets, audit.Refused, "WEBHOOK_STATE_CONFLICT"},
 	{ErrProviderTimeout, audit.Failed, "PROVIDER_TIMEOUT"},

@@ -100,6 +100,7 @@ var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next 
 		_, err = v.RotateKeys(ctx, nil)
 		return errors.Join(err, v.Close())
 	},
+	"rotate-fingerprint": rotateFingerprint,
 	"rotate-audit": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
 		v, err := cardvault.New(ctx, s, former, nil)
 		if err != nil {
@@ -142,6 +143,27 @@ func kills(short int) int {
 	return 50
 }
 
+// rotateFingerprint does a whole rotation of the fingerprint key.
+func rotateFingerprint(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+	v, err := cardvault.New(ctx, s, former, nil)
+	if err != nil {
+		return err
+	}
+	if _, err = v.RotateSeries(ctx, cardvault.SeriesFingerprint, nil); errors.Is(err, cardvault.ErrRotating) { // it was killed
+		err = nil
+	}
+	if err == nil {
+		err = v.Drain(ctx)
+	}
+	if err == nil {
+		_, err = v.RotateKeys(ctx, nil) // has the next round begin now
+	}
+	if err == nil {
+		err = v.Drain(ctx)
+	}
+	return errors.Join(err, v.Close())
+}
+
 // TestKeyringKilled kills a process at each step of what replaces a keyring, on a vault of
 // format 1. Every time one key opens the vault, all of it is there, and the call can be
 // repeated.
@@ -158,7 +180,7 @@ func TestKeyringKilled(t *testing.T) {
 			t.Parallel()
 			opened := map[bool]int{} // by the next key, after a kill
 			n, most, at := 0, math.MaxInt, func(n int) int { return n + 1 }
-			if name == "retire" { // which has too many steps for each run of the tests
+			if name == "retire" || name == "rotate-fingerprint" { // which has too many steps for each run of the tests
 				dir, _ := unpackFormat1(t, "keybytes")
 				out, steps := killedAt(t, name, dir, 0), 0
 				if _, err := fmt.Sscanf(out, "steps %d", &steps); err != nil {
@@ -170,6 +192,7 @@ func TestKeyringKilled(t *testing.T) {
 
 			for over := false; !over && n < most; n++ {
 				dir, f := unpackFormat1(t, "keybytes")
+				f.reprinted = name == "rotate-fingerprint"
 				over = killedAt(t, name, dir, at(n)) != ""
 				opened[f.opensAfterKill(t, dir, formerKey, nextKey)]++
 				f.repeated(t, dir, name, mustKeyBytes(t, formerKey), mustKeyBytes(t, nextKey))

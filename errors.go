@@ -196,6 +196,10 @@ var (
 	// ErrTermUnknown is returned by RetireTerm for a number that no key term has: see
 	// [Vault.KeyReport].
 	ErrTermUnknown = ledger.ErrTermUnknown
+
+	// ErrRotating is returned by RotateSeries for a series whose last rotation is under way:
+	// [Vault.Run] ends it.
+	ErrRotating = ledger.ErrRotating
 )
 
 // A FieldError reports that a value breaks a rule. It names the field and

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
@@ -96,7 +97,7 @@ func reasonOf(was, is *Token) receive.EventReason {
 
 // shows makes t the token of e, as it was then.
 func (e *Event) shows(t *Token) {
-	t.Fingerprint, t.PaymentAccountReference = Fingerprint{}, ""
+	t.Fingerprint, t.prints, t.PaymentAccountReference = Fingerprint{}, seal.Prints{}, ""
 	e.Token, e.Session = t, t.session
 	if e.Reason == receive.ReasonCardReplaced || e.Reason == receive.ReasonCardUpdatedByIssuer {
 		e.PreviousLastFour = t.former

@@ -18,3 +18,12 @@ func TestHomes(t *testing.T) {
 		}
 	}
 }
+
+// Every kind has a name in reports.
+func TestNames(t *testing.T) {
+	for kind := ledger.KindMeta; kind <= kindKeyUse; kind++ {
+		if names[kind].Kind == "" {
+			t.Errorf("kind %d has no name", kind)
+		}
+	}
+}

@@ -56,8 +56,8 @@ func (v *Vault) Replace(ctx context.Context, id uuid.UUID, c Card, opts *CallOpt
 			return v.decodeAnswer(ctx, answer)
 		}
 
-		p := &replacement{card: c, fingerprint: v.fingerprint(c.PAN), edition: before.edition, why: receive.ReasonCardReplaced, call: call}
-		if err := cmp.Or(v.takeNumber(ctx, c.PAN, p.fingerprint), err); err != nil {
+		p := &replacement{card: c, edition: before.edition, why: receive.ReasonCardReplaced, call: call}
+		if err := cmp.Or(v.takeNumber(ctx, c.PAN, v.fingerprint(c.PAN)), err); err != nil {
 			return nil, err
 		}
 		t, err := v.replace(ctx, opReplace, id, p)
@@ -70,10 +70,9 @@ func (v *Vault) Replace(ctx context.Context, id uuid.UUID, c Card, opts *CallOpt
 
 // A replacement is another card for a token.
 type replacement struct {
-	card        Card // checked, and its number counted
-	fingerprint Fingerprint
-	edition     uint64 // of the number that it replaces
-	why         receive.EventReason
+	card    Card   // checked, and its number counted
+	edition uint64 // of the number that it replaces
+	why     receive.EventReason
 
 	// The following may be zero.
 	call    *replay.Call         // of a caller
@@ -92,7 +91,7 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 	var freed *store.Record // the release of the network token of before
 	var number uint64       // of the first security code of the new card
 	t, err := v.change(ctx, op, row, func(h *holding) (func(store.Tx) error, error) {
-		if err := p.suits(h.token); err != nil {
+		if err := p.suits(v, h.token); err != nil {
 			return nil, err
 		}
 		rec, drop, err := v.dropNetworkToken(ctx, id, row, h.net, h.due)
@@ -110,6 +109,9 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 		freed, number = rec, h.token.codes
 		h.why, h.call = p.why, p.call
 		return func(tx store.Tx) error {
+			if err := ledger.Printed(tx, h.token.prints.Terms()); err != nil {
+				return err
+			}
 			for _, k := range shown {
 				tx.Delete(k.Kind, k.ID)
 			}
@@ -140,11 +142,12 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 }
 
 // suits returns why p is no card for a token, or nil.
-func (p *replacement) suits(t *Token) error {
+func (p *replacement) suits(v *Vault, t *Token) error {
+	same, _ := t.isOf(v, p.card.PAN)
 	switch {
 	case t.edition != p.edition:
 		return ErrCardReplaced
-	case t.Fingerprint != p.fingerprint:
+	case !same:
 		return nil
 	case t.AccountNumberStale:
 		return ErrCardDataStale
@@ -168,7 +171,8 @@ func (p *replacement) exchange(ctx context.Context, v *Vault, h *holding, bin *n
 	if !p.card.Name.IsZero() {
 		t.CardholderName = card.NewName(hiding.Of(p.card.Name))
 	}
-	t.Expiry, t.Fingerprint = p.card.Expiry, p.fingerprint
+	t.Expiry = p.card.Expiry
+	t.print(v, p.card.PAN)
 	t.describe(hiding.Of(p.card.PAN), v.opts.IINLength, bin)
 
 	t.Status, t.InvalidatedAt, t.AccountNumberStale = StatusActive, time.Time{}, false
@@ -274,8 +278,8 @@ func (s *visit) replacing(ctx context.Context, c Card) (uuid.UUID, *replacement,
 	if err != nil {
 		return uuid.Nil, nil, err
 	}
-	p := &replacement{card: c, fingerprint: s.vault.fingerprint(c.PAN), edition: t.edition, why: receive.ReasonCardReplaced}
-	return t.ID, p, p.suits(t)
+	p := &replacement{card: c, edition: t.edition, why: receive.ReasonCardReplaced}
+	return t.ID, p, p.suits(s.vault, t)
 }
 
 // replaceCard is tokenize for a session that gives a token another card.

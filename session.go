@@ -529,7 +529,7 @@ func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time,
 			}
 			return event.Put(tx)
 		})
-		if errors.Is(err, errStale) {
+		if errors.Is(err, errStale) || ledger.Rehash(err) {
 			continue
 		}
 		if err != nil {

@@ -1,11 +1,13 @@
 package cardvault
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/reseal"
@@ -20,7 +22,12 @@ import (
 // newSealer returns the Sealer of the vault.
 func newSealer(v *Vault) *reseal.Sealer {
 	return reseal.New(reseal.Config{Ledger: v.ledger, Log: v.log, Round: kindReseal, Cares: map[store.Kind]reseal.Care{
-		kindToken:   {Next: func(r *store.Record, plain []byte) ([]byte, error) { return nextShown(v, r, plain) }},
+		kindToken: {
+			Next: func(ctx context.Context, r *store.Record, plain []byte, prints bool) ([]byte, error) {
+				return nextShown(ctx, v, r, plain, prints)
+			},
+			Prints: func(ctx context.Context, r *store.Record) ([]uint32, error) { return printsOf(ctx, v, r) },
+		},
 		kindRelease: {First: true}, // it was not begun
 		kindIdempotency: {Busy: func(_ context.Context, _ *store.Record, plain []byte) (bool, error) {
 			return replay.Claimed(plain), nil
@@ -32,45 +39,103 @@ func newSealer(v *Vault) *reseal.Sealer {
 }
 
 // nextShown returns the shown part of the next version of a token that does not change:
-// deliveries that contain its present version contain the next one then.
-func nextShown(v *Vault, r *store.Record, plain []byte) ([]byte, error) {
+// deliveries that contain its present version contain the next one then. If prints is true its
+// fingerprints become those of the present keys.
+func nextShown(ctx context.Context, v *Vault, r *store.Record, plain []byte, prints bool) ([]byte, error) {
 	t, err := v.decodeToken(r.ID, uuid.Nil, plain)
-	if err != nil || t.toldVersion != r.Version {
+	if err != nil {
 		return plain, err
 	}
-	t.toldVersion++
+	told := t.toldVersion == r.Version
+	if told {
+		t.toldVersion++
+	}
+	if prints {
+		err = reprint(ctx, v, r, t)
+	}
+	if err != nil || !told && !prints {
+		return plain, err
+	}
 	return tlv.Pad(t.encode(nil), 64, len(plain)), nil
+}
+
+// printsOf returns the terms of the fingerprints of a token, whose record stays as it is.
+func printsOf(ctx context.Context, v *Vault, r *store.Record) ([]uint32, error) {
+	opened := *r
+	opened.Shown = bytes.Clone(r.Shown)
+	plain, err := v.ledger.OpenShown(ctx, &opened)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(plain)
+	t, err := v.decodeToken(r.ID, uuid.Nil, plain)
+	if err != nil {
+		return nil, v.ledger.Named(r, err)
+	}
+	return t.prints.Terms(), nil
+}
+
+// reprint gives a token the fingerprints of the present keys.
+func reprint(ctx context.Context, v *Vault, r *store.Record, t *Token) error {
+	keys := v.ledger.Box.Keys()
+	want := keys.Fingerprints.Hashing()
+	if t.prints = t.prints.Only(want); len(t.prints.Terms()) == len(want) {
+		return nil
+	}
+	number, err := v.In(r.Account).openPAN(ctx, r, t)
+	defer number.Wipe()
+	if err == nil {
+		t.prints = v.ledger.Box.Prints(keys, r.Account, hiding.Of(number))
+	}
+	return err
 }
 
 // A KeySeries names the keys of one purpose. They are rotated apart from others.
 type KeySeries string
 
-// SeriesAudit holds the keys of the audit log: see [AuditOptions]. A rotation destroys the former
-// key in the same transaction. What it has signed is verified by its public key, which stays:
-// see [Vault.AuditPublicKeys]. A process that has not followed yet signs nothing any more.
-const SeriesAudit KeySeries = "audit"
+const (
+	// SeriesAudit holds the keys of the audit log: see [AuditOptions]. A rotation destroys the
+	// former key in the same transaction. What it has signed is verified by its public key,
+	// which stays: see [Vault.AuditPublicKeys]. A process that has not followed yet signs
+	// nothing any more.
+	SeriesAudit KeySeries = "audit"
+
+	// SeriesFingerprint holds the keys of [Token.Fingerprint]. Vault.Run does the rotation, in
+	// two rounds of a few minutes or more. In the first, each token is given a second fingerprint
+	// under the new key. Then all tokens show that at once, and two minutes later the former ones
+	// and their key are erased. Until then the filter TokenListOptions.Fingerprint takes both.
+	SeriesFingerprint KeySeries = "fingerprint"
+)
 
 // RotateSeries starts a new term of a series. The keys under which records are sealed have a
 // call of their own: see [Vault.RotateKeys], of which also the limits and opts are. A lost
 // keyring is not repaired.
 //
-// Errors: a FieldError for a series that does not exist; ErrDamaged for a keyring that was lost
-// or put back.
+// Errors: a FieldError for a series that does not exist; ErrRotating for a series whose last
+// rotation is under way; ErrDamaged for a keyring that was lost or put back.
 func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.doing(ctx, "rotate key series", &err)
-	if s != SeriesAudit {
-		return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
+	switch s {
+	case SeriesAudit:
+		return rotate(ctx, v, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
+	case SeriesFingerprint:
+		made, err := rotate(ctx, v, ledger.OpRotateFingerprint, opts, v.ledger.RotateFingerprint)
+		if err == nil && !made.Replayed {
+			v.sealer.Woken()
+		}
+		return made, err
 	}
-	return rotate(ctx, v, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
+	return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
 }
 
 // A TermState says what the key of a term is used for.
 type TermState string
 
 const (
+	TermPending   TermState = "pending"   // of hashes: they are made under it too, and not shown yet
 	TermActive    TermState = "active"    // records are sealed under it
 	TermReadable  TermState = "readable"  // records are read under it, and sealed anew under the active one
-	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more: see RetireTerm
+	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more: see RetireTerm and SeriesFingerprint
 	TermDestroyed TermState = "destroyed" // the key is gone, and no record needs it
 )
 
@@ -99,8 +164,8 @@ type KeyTerm struct {
 	// has records.
 	Overdue bool
 
-	// Records is the number of records by kind, such as "token": those with a part under this
-	// term. A record whose parts have two terms counts in both.
+	// Records is the number of records by kind, such as "token": those with a part or a
+	// fingerprint under this term. A record with two terms counts in both.
 	Records map[string]int64
 }
 
@@ -122,19 +187,14 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 	at := now()
 	report := &KeyReport{Unreadable: count.Unread}
 	for _, m := range v.ledger.Box.Keys().Masters {
-		t := KeyTerm{
-			Number: m.Number, State: termStates[m.State], Records: map[string]int64{},
-			CreatedAt: termBegan(v, &m), ClosedAt: m.Closed, DestroyedAt: m.Destroyed,
-		}
-		for kind, n := range count.Records[m.Number] {
-			t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
-		}
-		report.Terms = append(report.Terms, aged(v, t, at))
+		report.Terms = append(report.Terms, aged(v, termOf(v, "", &m, count.Records[m.Number]), at))
 		delete(count.Records, m.Number)
 	}
 	for _, m := range v.ledger.Box.Keys().Audits {
-		t := KeyTerm{Series: SeriesAudit, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, &m), DestroyedAt: m.Destroyed}
-		report.Others = append(report.Others, aged(v, t, at))
+		report.Others = append(report.Others, aged(v, termOf(v, SeriesAudit, &m, nil), at))
+	}
+	for _, m := range v.ledger.Box.Keys().Fingerprints {
+		report.Others = append(report.Others, aged(v, termOf(v, SeriesFingerprint, &m, count.Prints[m.Number]), at))
 	}
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
@@ -142,6 +202,15 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		}
 	}
 	return report, nil
+}
+
+// termOf returns a term of the report, without its age.
+func termOf(v *Vault, s KeySeries, m *seal.Term, records map[store.Kind]int64) KeyTerm {
+	t := KeyTerm{Series: s, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, m), ClosedAt: m.Closed, DestroyedAt: m.Destroyed, Records: map[string]int64{}}
+	for kind, n := range records {
+		t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
+	}
+	return t
 }
 
 // aged returns a term with its age.
@@ -155,7 +224,8 @@ func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 }
 
 // Reseal seals records of former key terms anew, as Run does, and does no other background
-// work. It is for a program of the operator: without the adapters and the event sink of the
+// work. It also goes on with a rotation of [SeriesFingerprint], which takes calls for some minutes.
+// It is for a program of the operator: without the adapters and the event sink of the
 // vault, Run would erase expired tokens and pass no events on. Reseal returns once no record
 // can be sealed at present. [Vault.KeyReport] counts those that are left, such as records in
 // use, which a later call seals. While another process seals records, Reseal seals none.
@@ -166,7 +236,7 @@ func (v *Vault) Reseal(ctx context.Context) (err error) {
 }
 
 var termStates = map[seal.State]TermState{
-	seal.Active: TermActive, seal.Readable: TermReadable, seal.Closed: TermClosed, seal.Destroyed: TermDestroyed,
+	seal.Pending: TermPending, seal.Active: TermActive, seal.Readable: TermReadable, seal.Closed: TermClosed, seal.Destroyed: TermDestroyed,
 }
 
 // RetireTerm closes a former key term, and destroys its key once nothing needs the key any
@@ -186,7 +256,7 @@ var termStates = map[seal.State]TermState{
 // former key once the vault is not to be restored from backups of before.
 //
 // Errors: ErrTermActive for the term under which records are sealed, ErrTermUnknown for a
-// number that no term has, and those of ChangeKeyring.
+// number that no term has, and the errors of ChangeKeyring.
 func (v *Vault) RetireTerm(ctx context.Context, term uint32) (err error) {
 	defer v.doing(ctx, "retire term", &err)
 	rest, err := v.sealer.Retire(ctx, term)
@@ -248,6 +318,9 @@ func watchAge(v *Vault) func(context.Context) {
 			}
 			if over := overdueBy(v, keys.Audits); over > 0 && v.audit != nil {
 				v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", SeriesAudit, "term", keys.Audits.Active().Number, "overdue", over.Round(time.Hour))
+			}
+			if over := overdueBy(v, keys.Fingerprints); over > 0 {
+				v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", SeriesFingerprint, "term", keys.Fingerprints.Active().Number, "overdue", over.Round(time.Hour))
 			}
 			select {
 			case <-ctx.Done():

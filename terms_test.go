@@ -164,13 +164,13 @@ func TestKeyReport(t *testing.T) {
 		}
 		run := func(d time.Duration) (warnings int) {
 			t.Helper()
-			before := strings.Count(log.text(), "CryptoPeriod")
+			before := strings.Count(log.text(), "call RotateKeys")
 			ctx, cancel := context.WithTimeout(t.Context(), d)
 			defer cancel()
 			if err := v.Run(ctx); err != nil {
 				t.Error(err)
 			}
-			return strings.Count(log.text(), "CryptoPeriod") - before
+			return strings.Count(log.text(), "call RotateKeys") - before
 		}
 
 		run(47 * time.Hour)
@@ -179,6 +179,9 @@ func TestKeyReport(t *testing.T) {
 		}
 		if n := run(3*time.Hour + 30*time.Minute); n != 2 {
 			t.Errorf("%d warnings in the first hour and a half that it is overdue, want 2", n)
+		}
+		if n := strings.Count(log.text(), "call RotateSeries\" series=fingerprint"); n != 2 {
+			t.Errorf("%d warnings of the fingerprint key, want 2", n)
 		}
 		if r := report(); !r[0].Overdue {
 			t.Errorf("not overdue: %+v", r)

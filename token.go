@@ -24,6 +24,7 @@ import (
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/network"
@@ -87,7 +88,7 @@ type Token struct {
 	UpdatedAt          time.Time `wire:"updated_at"` // of the last change that an event reports; CreatedAt before the first
 
 	// Fingerprint is the same for two tokens of an account if their cards have the same
-	// number. With the masked number it would confirm a guess of the number: events do not
+	// number. It changes when its key is rotated: see [SeriesFingerprint]. With the masked number it would confirm a guess of the number: events do not
 	// have it, and package httpapi shows it only to keys with ScopeFingerprintsRead.
 	Fingerprint Fingerprint `wire:"fingerprint"`
 
@@ -109,6 +110,8 @@ type Token struct {
 	codes uint64
 
 	session SessionID // in which the card was entered; zero if it was passed in
+
+	prints seal.Prints // of the number: Fingerprint, and another one while the key is rotated
 
 	// edition names the card number. It is random, and sealed with the number too, so that no
 	// other number is taken for it, such as a former one of a restored row. 0: the first.
@@ -250,7 +253,8 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 
 	// The number counts also if the key was used for another request: else numbers
 	// could be tried out under it.
-	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider, Fingerprint: v.fingerprint(c.PAN)}
+	t := &Token{BusinessKey: opts.BusinessKey, ImportProvider: opts.ImportProvider}
+	t.print(v, c.PAN)
 	if !opts.Bulk {
 		err = cmp.Or(v.takeNumber(ctx, c.PAN, t.Fingerprint), err)
 	}
@@ -286,6 +290,19 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 	v.jobs.Due(records...)
 	event.Written()
 	return t, nil
+}
+
+// print sets the fingerprints of a token to those of a number.
+func (t *Token) print(v *Vault, p card.PAN) {
+	keys := v.ledger.Box.Keys()
+	t.prints = v.ledger.Box.Prints(keys, v.rows.ID, hiding.Of(p))
+	t.Fingerprint = t.prints.Shown(keys)
+}
+
+// isOf reports whether a token is of a card number. It is not known to a process that lacks the
+// keys of the token's fingerprints.
+func (t *Token) isOf(v *Vault, p card.PAN) (same, known bool) {
+	return v.ledger.Box.Compare(&t.prints, v.rows.ID, hiding.Of(p))
 }
 
 func (v *Vault) fingerprint(p card.PAN) Fingerprint {
@@ -327,8 +344,8 @@ func (v *Vault) newToken(ctx context.Context, c Card, t *Token, ttl time.Duratio
 	}
 	t.CardholderName, t.Expiry = card.NewName(hiding.Of(c.Name)), c.Expiry
 	t.describe(hiding.Of(c.PAN), v.opts.IINLength, bin)
-	if t.Fingerprint == (Fingerprint{}) {
-		t.Fingerprint = v.fingerprint(c.PAN)
+	if t.prints == (seal.Prints{}) {
+		t.print(v, c.PAN)
 	}
 
 	reason, err := v.unavailable(ctx, t, t.CreatedAt)
@@ -395,14 +412,20 @@ func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 // the given time, if that is earlier. The code comes first: readers of the token, such as
 // its provisioning, find the code.
 func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code card.SecurityCode, until time.Time, fn func(store.Tx) error) error {
+	current := func(tx store.Tx) error {
+		if err := ledger.Printed(tx, t.prints.Terms()); err != nil {
+			return err
+		}
+		return fn(tx)
+	}
 	if code.IsZero() {
-		return v.rows.Write(ctx, op, t.ID, fn)
+		return v.rows.Write(ctx, op, t.ID, current)
 	}
 	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
 	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Aside) // logged; the card is stored all the same
-	err := v.rows.Write(ctx, op, t.ID, fn)
+	err := v.rows.Write(ctx, op, t.ID, current)
 	if err != nil {
 		v.codes.Drop(ctx, t.ID)
 	}
@@ -536,7 +559,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 
 	l.invalid = errors.Join(l.invalid, o.check())
 	if o.Fingerprint != (Fingerprint{}) {
-		l.Keep = func(t *Token) bool { return t.Fingerprint == o.Fingerprint }
+		l.Keep = func(t *Token) bool { return t.prints.Has(o.Fingerprint) }
 	}
 	return l
 }
@@ -913,6 +936,10 @@ func (v *Vault) openTokenAs(ctx context.Context, r *store.Record, id uuid.UUID) 
 		return nil, err
 	}
 	t, err := v.decodeToken(r.ID, id, plain)
+	if err == nil && t.prints[0].Term > v.ledger.Box.Keys().Fingerprints.Active().Number { // another process has rotated the key
+		v.ledger.Look(ctx)
+		t.Fingerprint = t.prints.Shown(v.ledger.Box.Keys())
+	}
 	return t, v.rows.Named(r, err)
 }
 
@@ -992,6 +1019,7 @@ const (
 	tokenFormer
 	tokenStaleMonth
 	tokenStaleYear
+	tokenPrints // of the fingerprint, and the second one
 )
 
 // fields has what the shown part holds, besides the first and last digits of the number when
@@ -1022,7 +1050,10 @@ func (t *Token) fields(f *tlv.Fields) {
 	tlv.Uint(f, tokenIdentification, &t.Identification)
 	tlv.Text(f, tokenBusinessKey, &t.BusinessKey)
 	tlv.Text(f, tokenImportProvider, &t.ImportProvider)
-	f.Array(tokenFingerprint, t.Fingerprint[:])
+	f.Array(tokenFingerprint, t.prints[0].Sum[:])
+	if !f.Reading() {
+		f.Value(tokenPrints, t.prints.Encode(nil))
+	}
 
 	tlv.ID(f, tokenArt, &t.artID)
 	f.Bool(tokenStale, &t.AccountNumberStale)
@@ -1100,9 +1131,11 @@ func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	t := &Token{ID: id, CreatedAt: rowkey.Time(row), UpdatedAt: rowkey.Time(row)}
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
+	prints, ok := seal.DecodePrints(t.prints[0].Sum, f.Value(tokenPrints, nil))
+	t.prints, t.Fingerprint = prints, prints.Shown(v.ledger.Box.Keys())
 
 	n, prefix, lastFour := t.AccountNumberLength, f.Value(tokenIIN, nil), f.Value(tokenLastFour, nil)
-	if f.Err() != nil || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
+	if f.Err() != nil || !ok || len(prefix) < 6 || len(lastFour) != 4 || n < minPAN || n > maxPAN {
 		return nil, fmt.Errorf("%w: token cannot be read", ErrDamaged)
 	}
 

@@ -74,8 +74,8 @@ func (s renewalSource) Apply(ctx context.Context, account, row uuid.UUID, c rene
 	}
 
 	if o.Kind == updater.Updated {
-		p := &replacement{card: Card{PAN: o.PAN, Expiry: o.Expiry}, fingerprint: v.fingerprint(o.PAN), edition: c.Edition, why: receive.ReasonCardUpdatedByIssuer}
-		if p.fingerprint != h.token.Fingerprint { // else the expiry alone is new
+		p := &replacement{card: Card{PAN: o.PAN, Expiry: o.Expiry}, edition: c.Edition, why: receive.ReasonCardUpdatedByIssuer}
+		if same, _ := h.token.isOf(v, o.PAN); !same { // else the expiry alone is new
 			_, err = v.replace(ctx, opRenew, h.token.ID, p)
 			return err
 		}

@@ -230,7 +230,7 @@ var homes = map[store.Kind]ledger.Home{
 	kindAuditRecord: ledger.Own, kindAuditCheckpoint: ledger.Own, kindAuditChain: ledger.Own, kindAuditSegment: ledger.Own,
 }
 
-// names says how errors name records; other kinds appear by number. No error has the id of
+// names says how errors and reports name records; kinds of other versions appear by number. No error has the id of
 // a session, which is a credential, or of card art, which entitles to see it.
 var names = map[store.Kind]ledger.Name{
 	ledger.KindMeta:  {Kind: "keyring"},
@@ -254,6 +254,26 @@ var names = map[store.Kind]ledger.Name{
 	kindAuditCheckpoint: {Kind: "audit checkpoint"},
 	kindAuditChain:      {Kind: "audit log"},
 	kindAuditSegment:    {Kind: "audit segment"},
+
+	kindAnswer:      {Kind: "answer under idempotency key"},
+	kindRelease:     {Kind: "network token to be deleted"},
+	kindNotice:      {Kind: "network notice"},
+	kindSpread:      {Kind: "network notice"},
+	kindBackfill:    {Kind: "backfill of network tokens"},
+	kindCardArtPart: {Kind: "card art"},
+	kindEvent:       {Kind: "event"},
+	kindSessionKey:  {Kind: "session key"},
+	kindPayload:     {Kind: "use of payload"},
+	kindQueue:       {Kind: "queue of deliveries"},
+	kindSinkQueue:   {Kind: "queue of deliveries"},
+	kindRemains:     {Kind: "erasure"},
+	kindMistakes:    {Kind: "mistakes under idempotency keys"},
+	kindLease:       {Kind: "lease"},
+	kindGivenKey:    {Kind: "text of given API key"},
+	kindRound:       {Kind: "round of account updater"},
+	kindSubmission:  {Kind: "submission to account updater"},
+	kindOptOut:      {Kind: "opt-out of account updater"},
+	kindReseal:      {Kind: "round of sealing anew"},
 }
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

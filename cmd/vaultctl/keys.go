@@ -205,7 +205,7 @@ func (c *cli) rotate() *cobra.Command {
 		Use:   "rotate [SERIES]",
 		Short: "Start a new key term",
 		Long: "Rotate starts a new term: records are sealed under a new master key from now on. Reseal seals the former ones.\n\n" +
-			"With a SERIES it starts a term of other keys, such as audit for those of the audit log.",
+			"With a SERIES it starts a term of other keys: audit for those of the audit log, fingerprint for those of fingerprints, which change then. Reseal ends the rotation of the second.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.with(func(ctx context.Context, v *cardvault.Vault) (err error) {
@@ -213,11 +213,17 @@ func (c *cli) rotate() *cobra.Command {
 				if len(args) == 0 {
 					_, err = v.RotateKeys(ctx, nil)
 				} else {
-					series, text = args[0], "A new key term has begun.\n"
+					series = args[0]
 					_, err = v.RotateSeries(ctx, cardvault.KeySeries(series), nil)
 				}
-				if err != nil {
+
+				switch {
+				case err != nil:
 					return err
+				case series == string(cardvault.SeriesFingerprint):
+					text = "A rotation has begun. Reseal, or a server that works, ends it within some minutes.\n"
+				case series != "":
+					text = "A new key term has begun.\n"
 				}
 				return c.show(object{"rotated": true, "series": series}, text)
 			})(cmd, args)
@@ -348,6 +354,7 @@ func (c *cli) reseal() *cobra.Command {
 		Use:   "reseal",
 		Short: "Seal all records under the present key term",
 		Long: "Reseal seals the records of former key terms anew until none is left. It may be stopped and repeated.\n\n" +
+			"A rotation of the fingerprint key that is under way is ended too, which takes some minutes.\n\n" +
 			"A record in use, such as a delivery under way, is tried again. The exit status is 3 if damaged records are left.",
 		Args: cobra.NoArgs,
 		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
@@ -355,11 +362,11 @@ func (c *cli) reseal() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p := c.progress("records sealed anew", total)
+			p := c.progress("records sealed anew", total.records)
 			defer p.end()
 
 			changed := time.Now()
-			for left := total; left > 0; {
+			for left := total; left != (rest{}); {
 				before := left
 				if left, err = resealed(ctx, v, p); err != nil {
 					return err
@@ -368,17 +375,17 @@ func (c *cli) reseal() *cobra.Command {
 					changed = time.Now()
 				}
 				switch {
-				case left == 0:
+				case left == (rest{}):
 				case c.damaged.Load() > 0:
-					return finding{fmt.Errorf("%d records of former terms are left: the lines above name the damaged ones", left)}
+					return finding{fmt.Errorf("%d records of former terms are left: the lines above name the damaged ones", left.records)}
 				case time.Since(changed) > wait:
-					return fmt.Errorf("%d records of former terms are left, which are in use, or which another process seals: repeat this later", left)
+					return fmt.Errorf("%d records of former terms are left, which are in use, or which another process seals%s: repeat this later", left.records, left.rotation())
 				case sleep(ctx, lookAgain) != nil:
 					return ctx.Err()
 				}
 			}
 			p.end()
-			return c.show(object{"sealed": total}, "All records are sealed under the present key term.\n")
+			return c.show(object{"sealed": total.records}, "All records are sealed under the present key term.\n")
 		}),
 	}
 	cmd.Flags().DurationVar(&wait, "wait", 10*time.Minute, "how long to wait for records in use")
@@ -388,44 +395,72 @@ func (c *cli) reseal() *cobra.Command {
 const lookAgain = 5 * time.Second // after records were in use
 
 // resealed seals what can be sealed, and returns how many records of former terms are left.
-func resealed(ctx context.Context, v *cardvault.Vault, p *progress) (left int64, err error) {
+func resealed(ctx context.Context, v *cardvault.Vault, p *progress) (left rest, err error) {
 	sealed := make(chan error, 1)
 	go func() { sealed <- v.Reseal(ctx) }()
 	for pause := time.Second; ; {
 		select {
 		case err := <-sealed:
 			if err != nil {
-				return 0, err
+				return rest{}, err
 			}
 			left, err := formerRecords(ctx, v)
-			p.left(left)
+			p.left(left.records)
 			return left, err
 
 		case <-time.After(pause): // counting reads every record, so it takes a tenth of the time at most
 			began := time.Now()
 			if left, err := formerRecords(ctx, v); err == nil {
-				p.left(left)
+				p.left(left.records)
 			}
 			pause = max(time.Second, 10*time.Since(began))
 		}
 	}
 }
 
-// formerRecords returns the number of records that are not sealed under the present term.
-func formerRecords(ctx context.Context, v *cardvault.Vault) (n int64, err error) {
+// A rest has the work that a reseal has not done yet.
+type rest struct {
+	records  int64 // that are not sealed under the present term, or lack a fingerprint, or have a former one
+	rotating bool  // the fingerprint key
+}
+
+func (r rest) rotation() string {
+	if r.rotating {
+		return ", and the fingerprint key is being rotated"
+	}
+	return ""
+}
+
+// formerRecords counts that work.
+func formerRecords(ctx context.Context, v *cardvault.Vault) (left rest, err error) {
 	r, err := v.KeyReport(ctx)
 	if err != nil {
-		return 0, err
+		return rest{}, err
+	}
+	under := map[cardvault.TermState]int64{}
+	for _, t := range r.Others {
+		if t.Series == cardvault.SeriesFingerprint {
+			under[t.State] += sum(t.Records)
+			left.rotating = left.rotating || t.State == cardvault.TermPending || t.State == cardvault.TermClosed
+		}
+	}
+
+	if left.rotating {
+		left.records = under[cardvault.TermClosed] + max(0, under[cardvault.TermActive]-under[cardvault.TermPending])
 	}
 	for _, t := range r.Terms {
-		if t.State == cardvault.TermActive {
-			continue
-		}
-		for _, of := range t.Records {
-			n += of
+		if t.State != cardvault.TermActive {
+			left.records += sum(t.Records)
 		}
 	}
-	return n, nil
+	return left, nil
+}
+
+func sum(records map[string]int64) (n int64) {
+	for _, of := range records {
+		n += of
+	}
+	return n
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

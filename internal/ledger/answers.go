@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -26,7 +27,8 @@ type checkedStore struct {
 	store.Store
 	mistrust  func(answer string) // called for an answer that cannot be right
 	homes     map[store.Kind]Home
-	conflicts atomic.Int64 // in a row
+	keys      func() *seal.Keys // with which an Update begins
+	conflicts atomic.Int64      // in a row
 }
 
 const manyConflicts = 100
@@ -45,6 +47,7 @@ type checkedCall struct {
 	writes func(store.Tx) error
 
 	// Of Update: see sealedInTime.
+	keys    *seal.Keys
 	puts    []*store.Record
 	vouched uint32
 	open    []uint32
@@ -61,7 +64,7 @@ var checkedCalls = sync.Pool{New: func() any {
 	}
 	c.update = func(tx store.Tx) error {
 		c.tx.begin(tx)
-		c.tx.writes, c.tx.call, c.puts, c.vouched = tx, c, c.puts[:0], 0
+		c.tx.writes, c.tx.call, c.keys, c.puts, c.vouched = tx, c, c.tx.s.keys(), c.puts[:0], 0
 		if err := c.writes(&c.tx); err != nil {
 			return err
 		}
@@ -73,7 +76,7 @@ var checkedCalls = sync.Pool{New: func() any {
 // end returns err. The call is used again only after nil: then the store has called it,
 // and has no reason to do so once more.
 func (c *checkedCall) end(err error) error {
-	c.tx, c.reads, c.writes = checkedTx{}, nil, nil
+	c.tx, c.reads, c.writes, c.keys = checkedTx{}, nil, nil, nil
 	clear(c.puts)
 	if err == nil {
 		checkedCalls.Put(c)

@@ -114,6 +114,7 @@ type meta struct {
 	wrapped    []byte // the data key; in format 1 the keys themselves
 	sealed     []byte // the keys, under the data key
 	version    uint64 // of the record
+	lost       bool   // it was not unwrapped, and is not the one that is in use
 }
 
 var metaID = uuid.UUID{15: 1}
@@ -621,11 +622,50 @@ func (l *Ledger) ChangeKeyring(ctx context.Context, ring Ring) error {
 }
 
 func (l *Ledger) change(ctx context.Context, to *KEK) error {
+	from, changes := "", false
+	err := l.alter(ctx, &alteration{
+		op: OpChangeKeyring,
+		next: func(k *seal.Keys, m *meta) (*seal.Keys, error) {
+			from, changes = k.KeyID(), true
+			if from == to.KeyID() && m.format == metaFormat { // by another process, or before
+				changes = false
+				_, err := m.open(ctx, to)
+				return nil, err
+			}
+			return k.WrappedBy(to.KeyID(), Now()), nil
+		},
+		also: func(store.Tx, *seal.Keys, *seal.Keys) error { return nil },
+	})
+	if changes && err == nil {
+		l.config.Log.Info("the keyring was wrapped anew", "key", to.KeyID(), "was", from)
+	}
+	return err
+}
+
+// An alteration makes the next generation of the keyring.
+type alteration struct {
+	op    Operation
+	mends bool // a lost keyring too, which is written again
+
+	// next returns the keys that take the place of k, which m has: nil if they stay. They have
+	// all that k has.
+	next func(k *seal.Keys, m *meta) (*seal.Keys, error)
+
+	// also is called in the transaction.
+	also func(tx store.Tx, former, next *seal.Keys) error
+}
+
+// alter replaces the keyring.
+func (l *Ledger) alter(ctx context.Context, a *alteration) error {
 	t := tries{ledger: l}
 	for t.more() {
 		m, err := l.loadMeta(ctx)
-		if err == nil {
+		switch {
+		case err == nil:
 			err = l.newest(ctx, m)
+		case a.mends && errors.Is(err, errKeyringLost):
+			l.config.Log.Error("writing the keyring again", "error", err)
+			m.lost, err = true, nil
 		}
 		t.seen()
 		if errors.Is(err, store.ErrConflict) {
@@ -635,20 +675,15 @@ func (l *Ledger) change(ctx context.Context, to *KEK) error {
 			return err
 		}
 
-		keys := l.Box.Keys()
-		if keys.KeyID() == to.KeyID() && m.format == metaFormat { // by another process, or before
-			_, err := m.open(ctx, to)
+		former := l.Box.Keys()
+		next, err := a.next(former, m)
+		if next == nil || err != nil {
 			return err
 		}
-		from := keys.KeyID()
-		err = l.replace(ctx, OpChangeKeyring, m.version, keys.WrappedBy(to.KeyID(), Now()), func(store.Tx) error { return nil })
-		if errors.Is(err, store.ErrConflict) {
-			continue
+		err = l.replace(ctx, a.op, m.version, next, func(tx store.Tx) error { return a.also(tx, former, next) })
+		if !errors.Is(err, store.ErrConflict) {
+			return err
 		}
-		if err == nil {
-			l.config.Log.Info("the keyring was wrapped anew", "key", to.KeyID(), "was", from)
-		}
-		return err
 	}
 	return errRestless
 }

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,24 +16,34 @@ import (
 // OpRotateKeys is the operation of writes to the keyring and to counts of seals.
 var OpRotateKeys = Ends("keys.rotate")
 
-// mendRoom is the room for terms that is left for writing a lost keyring anew.
-const mendRoom = 20
+// mostTerms leaves room for writing a lost keyring anew.
+const mostTerms = seal.MaxTerms - 20
 
 // RotateKeys starts a new term: see cardvault.Vault.RotateKeys. It calls also in its
 // transaction. The key-encryption key stays the one that wrapped the keyring last.
 func (l *Ledger) RotateKeys(ctx context.Context, also func(store.Tx) error) error {
-	return l.rotate(ctx, &rotation{op: OpRotateKeys, mends: true, next: (*seal.Keys).Next, write: func(next *seal.Keys) func(store.Tx) error {
-		count := countRecord(next, 0, 1)
-		return func(tx store.Tx) error {
-			tx.Put(count)
-			if l.config.Rotated != nil {
-				if err := l.config.Rotated(tx); err != nil {
-					return err
-				}
+	return l.alter(ctx, &alteration{
+		op: OpRotateKeys, mends: true,
+		next: func(k *seal.Keys, m *meta) (*seal.Keys, error) {
+			if m.lost {
+				return roomFor(seal.MaxTerms, k, (*seal.Keys).Next)
 			}
-			return also(tx)
-		}
-	}})
+			return roomFor(mostTerms, k, (*seal.Keys).Next)
+		},
+		also: func(tx store.Tx, _, next *seal.Keys) error {
+			tx.Put(countRecord(next, 0, 1))
+			return cmp.Or(l.config.Rotated(tx), also(tx))
+		},
+	})
+}
+
+// roomFor returns what next makes of keys, or an error if they are as many as a keyring may hold.
+func roomFor(most int, k *seal.Keys, next func(k *seal.Keys, at time.Time, room int) *seal.Keys) (*seal.Keys, error) {
+	keys := next(k, Now(), most)
+	if keys == nil {
+		return nil, fmt.Errorf("cardvault: the vault has the %d keys that a keyring holds: another term has no room", most)
+	}
+	return keys, nil
 }
 
 // OpRotateAudit is the operation of rotations of the audit key.
@@ -41,53 +52,52 @@ var OpRotateAudit = Ends("keys.rotate_audit")
 // RotateAudit starts a new term of the audit key, and destroys the former key. It calls also
 // in its transaction.
 func (l *Ledger) RotateAudit(ctx context.Context, also func(store.Tx) error) error {
-	return l.rotate(ctx, &rotation{op: OpRotateAudit, next: (*seal.Keys).NextAudit,
-		write: func(*seal.Keys) func(store.Tx) error { return also }})
+	return l.alter(ctx, &alteration{
+		op: OpRotateAudit,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			return roomFor(mostTerms, k, (*seal.Keys).NextAudit)
+		},
+		also: func(tx store.Tx, _, _ *seal.Keys) error { return also(tx) },
+	})
 }
 
-// A rotation makes the next generation of the keys.
-type rotation struct {
-	op    Operation
-	mends bool // writes a lost keyring again
-	next  func(k *seal.Keys, at time.Time, room int) *seal.Keys
-	write func(next *seal.Keys) func(store.Tx) error // returns what is written with the keyring
-}
+// OpRotateFingerprint is the operation of each step of a rotation of the fingerprint key.
+var OpRotateFingerprint = Ends("keys.rotate_fingerprint")
 
-func (l *Ledger) rotate(ctx context.Context, r *rotation) error {
-	t := tries{ledger: l}
-	for t.more() {
-		m, err := l.loadMeta(ctx)
-		lost := r.mends && errors.Is(err, errKeyringLost)
-		switch {
-		case err != nil && !lost:
-			return err
-		case lost:
-			l.config.Log.Error("writing the keyring again", "error", err)
-		default:
-			err = l.newest(ctx, m)
-			if err != nil && !errors.Is(err, store.ErrConflict) {
-				return err
+// ErrRotating is returned for a series of keys whose last rotation is under way.
+var ErrRotating = errors.New("cardvault: a rotation of these keys is under way")
+
+// RotateFingerprint begins a rotation of the fingerprint key. It calls also in its transaction.
+func (l *Ledger) RotateFingerprint(ctx context.Context, also func(store.Tx) error) error {
+	return l.alter(ctx, &alteration{
+		op: OpRotateFingerprint,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			if k.Fingerprints.Rotating() {
+				return nil, ErrRotating
 			}
-		}
-		t.seen()
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
+			return roomFor(mostTerms, k, (*seal.Keys).NextFingerprint)
+		},
+		also: func(tx store.Tx, former, next *seal.Keys) error {
+			return cmp.Or(moveCounts(tx, former, next), l.config.Rotated(tx), also(tx))
+		},
+	})
+}
 
-		room := seal.MaxTerms
-		if !lost {
-			room -= mendRoom
-		}
-		next := r.next(l.Box.Keys(), Now(), room)
-		if next == nil {
-			return fmt.Errorf("cardvault: the vault has the %d keys that a keyring holds: another term has no room", room)
-		}
-		err = l.replace(ctx, r.op, m.version, next, r.write(next)) // the stored keyring was not unwrapped
-		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
-	return errRestless
+// AdvanceFingerprint takes the next step of a rotation of the fingerprint key. It calls also in
+// its transaction. It returns store.ErrConflict if no rotation is under way any more.
+func (l *Ledger) AdvanceFingerprint(ctx context.Context, also func(store.Tx) error) error {
+	return l.alter(ctx, &alteration{
+		op: OpRotateFingerprint,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			if !k.Fingerprints.Rotating() {
+				return nil, store.ErrConflict
+			}
+			return k.AdvanceFingerprint(Now()), nil
+		},
+		also: func(tx store.Tx, former, next *seal.Keys) error {
+			return cmp.Or(moveCounts(tx, former, next), also(tx))
+		},
+	})
 }
 
 // Seals are granted in blocks, so that counting them costs no write each. A crash loses the
@@ -168,7 +178,7 @@ func (l *Ledger) grant() error {
 var errCount = fmt.Errorf("%w: count of seals cannot be read: RotateKeys starts a new one", ErrDamaged)
 
 // countID is the id of the record that counts the seals of the active term.
-func countID(k *seal.Keys) uuid.UUID { return countOf(k.Masters.Active().Number) }
+func countID(k *seal.Keys) uuid.UUID { return countOf(k, k.Masters.Active().Number) }
 
 func countRecord(k *seal.Keys, count uint64, version uint64) *store.Record {
 	term := k.Masters.Active().Number

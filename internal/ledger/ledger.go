@@ -63,8 +63,8 @@ type Config struct {
 
 	Audit Auditor // nil: none
 
-	// Rotated is called in the transaction that starts a term, or closes one. It may be nil
-	// if no term is closed.
+	// Rotated is called in the transaction that starts a term, or closes one, and of each step of
+	// a rotation of hashes but the last ones. Nil: nothing seals records anew.
 	Rotated func(store.Tx) error
 
 	Thaw      uuid.UUID // Restoration.ID of a restored vault that may be opened
@@ -94,12 +94,16 @@ type Ledger struct {
 
 // New returns a Ledger without keys. Call Load before anything else.
 func New(c Config) *Ledger {
+	if c.Rotated == nil {
+		c.Rotated = func(store.Tx) error { return nil }
+	}
 	l := &Ledger{
 		config:     c,
 		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust, homes: c.Homes},
 		changing:   make(chan struct{}, 1),
 		unwrapping: unwrapping{turn: make(chan struct{}, 1)},
 	}
+	l.store.keys = func() *seal.Keys { return l.Box.Keys() }
 	l.ring.Store(&c.Ring)
 	return l
 }

@@ -3,6 +3,7 @@ package ledger
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,23 +26,26 @@ var (
 // writes anything under it. A term that is closed or destroyed stays as it is.
 func (l *Ledger) CloseTerm(ctx context.Context, number uint32) (is *seal.Term, err error) {
 	closes := false
-
-	err = l.alter(ctx, func(k *seal.Keys) (*seal.Keys, error) {
-		is, closes = k.Masters.Term(number), false
-		switch {
-		case is == nil:
-			return nil, ErrTermUnknown
-		case is.State == seal.Active:
-			return nil, ErrTermActive
-		case is.State != seal.Readable:
-			return nil, nil
-		}
-		next := k.Close(number, Now())
-		is, closes = next.Masters.Term(number), true
-		return next, nil
-	}, func(tx store.Tx) error {
-		tx.Delete(KindMeta, countOf(number))
-		return l.config.Rotated(tx)
+	err = l.alter(ctx, &alteration{
+		op: OpRetireTerm,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			is, closes = k.Masters.Term(number), false
+			switch {
+			case is == nil:
+				return nil, ErrTermUnknown
+			case is.State == seal.Active:
+				return nil, ErrTermActive
+			case is.State != seal.Readable:
+				return nil, nil
+			}
+			next := k.Close(number, Now())
+			is, closes = next.Masters.Term(number), true
+			return next, nil
+		},
+		also: func(tx store.Tx, former, _ *seal.Keys) error {
+			tx.Delete(KindMeta, countOf(former, number))
+			return l.config.Rotated(tx)
+		},
 	})
 
 	if closes && err == nil {
@@ -53,58 +57,35 @@ func (l *Ledger) CloseTerm(ctx context.Context, number uint32) (is *seal.Term, e
 // DestroyTerms destroys the keys of those terms that are closed, and calls also in its
 // transaction.
 func (l *Ledger) DestroyTerms(ctx context.Context, numbers []uint32, also func(store.Tx) error) error {
-	return l.alter(ctx, func(k *seal.Keys) (*seal.Keys, error) {
-		closed := slices.DeleteFunc(slices.Clone(numbers), func(n uint32) bool {
-			t := k.Masters.Term(n)
-			return t == nil || t.State != seal.Closed
-		})
-		if len(closed) == 0 {
-			return nil, nil
-		}
-		return k.Destroy(Now(), closed...), nil
-	}, also)
-}
-
-// alter replaces the keyring with the one that next makes of the present keyring, and calls
-// also in the transaction. If next returns nil the keyring stays as it is.
-func (l *Ledger) alter(ctx context.Context, next func(*seal.Keys) (*seal.Keys, error), also func(store.Tx) error) error {
-	t := tries{ledger: l}
-	for t.more() {
-		m, err := l.loadMeta(ctx)
-		if err == nil {
-			err = l.newest(ctx, m)
-		}
-		t.seen()
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-
-		keys, err := next(l.Box.Keys())
-		if keys == nil || err != nil {
-			return err
-		}
-		if err := l.replace(ctx, OpRetireTerm, m.version, keys, also); !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
-	return errRestless
+	return l.alter(ctx, &alteration{
+		op: OpRetireTerm,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			closed := slices.DeleteFunc(slices.Clone(numbers), func(n uint32) bool {
+				t := k.Masters.Term(n)
+				return t == nil || t.State != seal.Closed
+			})
+			if len(closed) == 0 {
+				return nil, nil
+			}
+			return k.Destroy(Now(), closed...), nil
+		},
+		also: func(tx store.Tx, _, _ *seal.Keys) error { return also(tx) },
+	})
 }
 
 // A lateSeal is the error of a transaction that puts a part under a term whose count of seals
-// is not there: the term is closed.
+// is not there: the term is closed, or a rotation of hashes has moved the count.
 type lateSeal struct {
 	term    uint32
-	records []*store.Record // all that the transaction puts
+	keys    *seal.Keys      // of the transaction
+	records []*store.Record // all that it puts
 }
 
 func (*lateSeal) Error() string { return "cardvault: key term of the record is closed" }
 
-// sealedInTime returns a lateSeal for a transaction that puts a part under a closed term. So a
-// process that was stopped after it had sealed a record cannot commit the record, however
-// much later it goes on.
+// sealedInTime returns a lateSeal for a transaction that puts a part under a closed term, or
+// with keys of before a step of a rotation of hashes. So a process that was stopped after it
+// had sealed a record cannot commit the record, however much later it goes on.
 func (c *checkedCall) sealedInTime() error {
 	c.open = c.open[:0]
 	for _, r := range c.puts {
@@ -113,9 +94,9 @@ func (c *checkedCall) sealedInTime() error {
 			if !sealed || term == c.vouched || slices.Contains(c.open, term) {
 				continue
 			}
-			switch _, err := c.tx.Get(KindMeta, countOf(term)); {
+			switch _, err := c.tx.Get(KindMeta, countOf(c.keys, term)); {
 			case errors.Is(err, store.ErrNotFound):
-				return &lateSeal{term, slices.Clone(c.puts)}
+				return &lateSeal{term, c.keys, slices.Clone(c.puts)}
 			case err != nil:
 				return &unnamed{err, store.Record{Kind: KindMeta}}
 			}
@@ -136,7 +117,7 @@ func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
 		return err
 	}
 	present := l.Term()
-	if late.term == present {
+	if late.term == present && late.keys == l.Box.Keys() {
 		return l.Named(&store.Record{Kind: KindMeta}, errCount)
 	}
 
@@ -174,5 +155,52 @@ func anew(part []byte, present uint32, open func() ([]byte, error), seals func([
 }
 
 // countOf is the id of the record that counts the seals of a term. It is there from the
-// beginning of the term until the term is closed.
-func countOf(term uint32) uuid.UUID { return numbered(1, term) }
+// beginning of the term until the term is closed. Each step of a rotation of hashes moves it,
+// so a process with keys of before the step does not find it.
+func countOf(k *seal.Keys, term uint32) uuid.UUID {
+	id := numbered(1, term)
+	binary.BigEndian.PutUint32(id[8:], k.Steps())
+	return id
+}
+
+// moveCounts moves the counts of all terms that are open, in the transaction of a step of a
+// rotation of hashes after which nothing is written with the keys of before. One that is lost stays so until RotateKeys begins another.
+func moveCounts(tx store.Tx, former, next *seal.Keys) error {
+	if former.Steps() == next.Steps() {
+		return nil
+	}
+	for _, t := range former.Masters {
+		if t.State != seal.Active && t.State != seal.Readable {
+			continue
+		}
+		id := countOf(former, t.Number)
+		switch rec, err := tx.Get(KindMeta, id); {
+		case err == nil:
+			moved := *rec
+			moved.ID, moved.Version = countOf(next, t.Number), 1
+			tx.Put(&moved)
+		case !errors.Is(err, store.ErrNotFound) && !Unreadable(err):
+			return err
+		}
+		tx.Delete(KindMeta, id)
+	}
+	return nil
+}
+
+// errRehash is the error of a transaction that writes hashes made with former keys.
+var errRehash = fmt.Errorf("%w: a record has hashes of former keys", store.ErrConflict)
+
+// Printed returns an error that wraps store.ErrConflict unless fingerprints of some terms are
+// those that a transaction of Update writes for a new number. No process writes others once a
+// step of a rotation is committed, however long it was stopped before the transaction, because
+// sealedInTime looks with the same keys.
+func Printed(tx store.Tx, terms []uint32) error {
+	if !slices.Equal(terms, tx.(*checkedTx).call.keys.Fingerprints.Hashing()) {
+		return errRehash
+	}
+	return nil
+}
+
+// Rehash reports whether err says that a write was made with former keys of hashes. It has to
+// be made anew; this process has the present ones.
+func Rehash(err error) bool { return errors.Is(err, errRehash) }

@@ -343,6 +343,8 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[rule.Broken](),
 		reflect.TypeFor[seal.Key](),
 		reflect.TypeFor[seal.Keys](),
+		reflect.TypeFor[seal.Print](),
+		reflect.TypeFor[seal.Prints](),
 		reflect.TypeFor[seal.Series](),
 		reflect.TypeFor[seal.Term](),
 		reflect.TypeFor[seal.Wrapping](),
@@ -420,6 +422,7 @@ var shown = map[string]string{
 
 	"cardvault.Fingerprint":                        "a keyed hash",
 	"cardvault.Token.Fingerprint":                  "a keyed hash",
+	"internal/seal.Print.Sum":                      "a keyed hash",
 	"cardvault.Token.PaymentAccountReference":      "stands for a card, and nothing can be paid with it",
 	"network.Token.PaymentAccountReference":        "stands for a card, and nothing can be paid with it",
 	"receive.Token.PaymentAccountReference":        "stands for a card, and nothing can be paid with it",

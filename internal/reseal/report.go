@@ -15,13 +15,14 @@ const countRows = 256
 // A Count says how many records are sealed under which term.
 type Count struct {
 	Records map[uint32]map[store.Kind]int64 // by term; a record with parts of two terms counts in both
+	Prints  map[uint32]map[store.Kind]int64 // by term of their fingerprints, likewise
 	Unread  int64                           // records whose terms cannot be read
 }
 
 // Count reads all records, in the order of their row keys. Each record that exists all the
 // while counts once, by the terms that it has when it is read.
 func (s *Sealer) Count(ctx context.Context) (*Count, error) {
-	c := &Count{Records: map[uint32]map[store.Kind]int64{}}
+	c := &Count{Records: map[uint32]map[store.Kind]int64{}, Prints: map[uint32]map[store.Kind]int64{}}
 	for kind, from := ledger.KindMeta+1, uuid.Nil; kind != 0; {
 		var rows []*store.Record
 		err := s.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
@@ -39,6 +40,9 @@ func (s *Sealer) Count(ctx context.Context) (*Count, error) {
 
 		for _, r := range rows {
 			c.add(r)
+			if err := s.countPrints(ctx, c, r); err != nil {
+				return nil, err
+			}
 			from = r.ID
 		}
 	}
@@ -53,16 +57,36 @@ func (c *Count) add(r *store.Record) {
 		return
 	}
 	if sealedShown {
-		c.count(shown, r.Kind)
+		tallied(c.Records, shown, r.Kind)
 	}
 	if sealedSecret && !(sealedShown && secret == shown) {
-		c.count(secret, r.Kind)
+		tallied(c.Records, secret, r.Kind)
 	}
 }
 
-func (c *Count) count(term uint32, kind store.Kind) {
-	if c.Records[term] == nil {
-		c.Records[term] = map[store.Kind]int64{}
+func tallied(to map[uint32]map[store.Kind]int64, term uint32, kind store.Kind) {
+	if to[term] == nil {
+		to[term] = map[store.Kind]int64{}
 	}
-	c.Records[term][kind]++
+	to[term][kind]++
+}
+
+// countPrints counts the terms of fingerprints. A record is opened only if there was another
+// term than the first.
+func (s *Sealer) countPrints(ctx context.Context, c *Count, r *store.Record) error {
+	care := s.Cares[r.Kind]
+	if care.Prints == nil || r.Version == 0 {
+		return nil
+	}
+	terms := s.Ledger.Box.Keys().Fingerprints.Hashing()
+	if len(s.Ledger.Box.Keys().Fingerprints) > 1 {
+		var err error
+		if terms, err = care.Prints(ctx, r); err != nil && !ledger.Unreadable(err) {
+			return err
+		}
+	}
+	for _, term := range terms {
+		tallied(c.Prints, term, r.Kind)
+	}
+	return nil
 }

@@ -51,8 +51,11 @@ type Care struct {
 	Busy func(ctx context.Context, r *store.Record, plain []byte) (bool, error)
 
 	// Next returns the shown part of the next version of a record, whose shown part is plain.
-	// It may change plain.
-	Next func(r *store.Record, plain []byte) ([]byte, error)
+	// It may change plain. If prints is true its fingerprints become those of the present keys.
+	Next func(ctx context.Context, r *store.Record, plain []byte, prints bool) ([]byte, error)
+
+	// Prints returns the terms of the fingerprints in a record, which stays as it is.
+	Prints func(ctx context.Context, r *store.Record) ([]uint32, error)
 
 	// First says that version 1 of a record means something: it stays version 1.
 	First bool
@@ -90,8 +93,10 @@ var roundID = uuid.UUID{15: 1}
 // Begin has a new round begin, in the transaction that starts a term or closes one. It seals
 // nothing, because the former term may have no seals left: an empty record stands for a round
 // that has not begun.
-func (s *Sealer) Begin(tx store.Tx) error {
-	r := &store.Record{Kind: s.Round, ID: roundID, Due: ledger.Now(), Version: 1}
+func (s *Sealer) Begin(tx store.Tx) error { return s.begin(tx, ledger.Now()) }
+
+func (s *Sealer) begin(tx store.Tx, due time.Time) error {
+	r := &store.Record{Kind: s.Round, ID: roundID, Due: due, Version: 1}
 	switch is, err := tx.Get(r.Kind, r.ID); {
 	case err == nil:
 		r.Version = is.Version + 1
@@ -222,7 +227,15 @@ func (s *Sealer) endPass(ctx context.Context, j *jobs.Job, r *round) error {
 	if r.damaged > 0 {
 		s.Log.Error("records of former key terms cannot be sealed anew", "count", r.damaged)
 	}
+	if r.left == 0 {
+		if further, err := s.advance(ctx, j, r); further || err != nil {
+			return err
+		}
+	}
 	sure := r.began.Add(settled)
+	if until := shownUntil(s.Ledger.Box.Keys().Fingerprints); until.After(sure) {
+		sure = until
+	}
 	if r.left == 0 && !r.pass.Before(sure) {
 		s.Log.Info("all records are sealed under the present key term", "term", r.term, "sealed", r.sealed)
 		over := r.over()
@@ -325,8 +338,9 @@ func former(part []byte, present uint32) (bool, error) {
 
 // A resealed record is the next version of a record.
 type resealed struct {
-	next  *store.Record
-	first bool // it stays version 1
+	next   *store.Record
+	first  bool // it stays version 1
+	prints bool // it has other fingerprints than before
 }
 
 // errBusy is the error of a record that is in use as it is.
@@ -342,13 +356,14 @@ func (s *Sealer) reseal(ctx context.Context, r *store.Record, present uint32) (*
 	if err = errors.Join(err, also); err != nil {
 		return nil, s.Ledger.Named(r, err)
 	}
-	if !shown && !secret {
-		return nil, nil
+	care := s.Cares[r.Kind]
+	prints, err := s.unprinted(ctx, r, care, shown || secret)
+	if err != nil || !shown && !secret && !prints {
+		return nil, err
 	}
 
-	care := s.Cares[r.Kind]
-	next := &resealed{next: r, first: care.First && r.Version == 1}
-	if err := s.resealShown(ctx, r, care, next.first); err != nil || !secret {
+	next := &resealed{next: r, first: care.First && r.Version == 1, prints: prints}
+	if err := s.resealShown(ctx, next, care); err != nil || !secret {
 		return next, err
 	}
 	plain, err := s.Ledger.OpenSecret(ctx, r)
@@ -361,7 +376,8 @@ func (s *Sealer) reseal(ctx context.Context, r *store.Record, present uint32) (*
 
 // resealShown makes a record its next version. Its shown part has to be sealed for that,
 // whatever its term.
-func (s *Sealer) resealShown(ctx context.Context, r *store.Record, care Care, first bool) (err error) {
+func (s *Sealer) resealShown(ctx context.Context, n *resealed, care Care) (err error) {
+	r := n.next
 	var plain []byte
 	sealed := len(r.Shown) > 0
 	if sealed {
@@ -382,12 +398,12 @@ func (s *Sealer) resealShown(ctx context.Context, r *store.Record, care Care, fi
 	}
 
 	if care.Next != nil {
-		if plain, err = care.Next(r, plain); err != nil {
+		if plain, err = care.Next(ctx, r, plain, n.prints); err != nil {
 			return s.Ledger.Named(r, err)
 		}
 		defer clear(plain)
 	}
-	if !first {
+	if !n.first {
 		r.Version++
 	}
 	if !sealed {
@@ -411,7 +427,7 @@ func (s *Sealer) write(ctx context.Context, batch []*resealed, r *round) (int, e
 		return len(batch), err
 	}
 
-	var wrote, damaged atomic.Int64
+	var wrote, damaged, left atomic.Int64
 	err = jobs.Each(batch, func(n *resealed) error {
 		err := s.whole().Update(ctx, ledger.Step, n.put)
 		switch {
@@ -421,9 +437,12 @@ func (s *Sealer) write(ctx context.Context, batch []*resealed, r *round) (int, e
 			damaged.Add(1)
 		case !errors.Is(err, store.ErrConflict):
 			return err
+		case n.prints: // whatever has changed it has copied its fingerprints
+			left.Add(1)
 		}
 		return nil
 	})
+	r.left += uint64(left.Load())
 	for range damaged.Load() {
 		s.complain(r, ledger.ErrDamaged)
 	}

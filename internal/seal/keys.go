@@ -97,9 +97,8 @@ type Term struct {
 type State uint8
 
 const (
-	// Pending: it opens and finds, and nothing is sealed or hashed under it yet. So every
-	// process knows a key of hashes before the first one uses it. Only the last key of a
-	// Series is pending.
+	// Pending: hashes are made under it too, beside those under the active key, which are shown.
+	// Only the last key of a Series is pending.
 	Pending State = iota + 1
 
 	// Active: records are sealed, and hashes made, under it.

@@ -283,10 +283,11 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []by
 
 // accountKeys holds the keys derived for one account.
 type accountKeys struct {
-	id                                      uuid.UUID
-	of                                      *Keys // from which they are derived
-	prf                                     cipher.Block
-	fingerprint, lookup, idempotency, audit *keyedMAC
+	id                         uuid.UUID
+	of                         *Keys // from which they are derived
+	prf                        cipher.Block
+	fingerprints               map[uint32]*keyedMAC // by term, of all keys that are not destroyed
+	lookup, idempotency, audit *keyedMAC
 
 	mu    sync.Mutex                                 // held to replace aeads
 	aeads atomic.Pointer[map[cipherName]cipher.AEAD] // never changed
@@ -305,26 +306,36 @@ func (b *Box) account(k *Keys, id uuid.UUID) *accountKeys {
 	}
 	b.mu.Lock()
 	a := b.accounts[id]
-	b.mu.Unlock()
 	if a != nil && a.of == k {
 		recent.Store(a)
+		b.mu.Unlock()
 		return a
 	}
+	b.mu.Unlock()
 
 	// Two goroutines may derive the same keys: the lock is not held for it.
 	a = &accountKeys{
 		id:          id,
 		of:          k,
 		prf:         newAES(derive(k.IDs.key(), "id", k.Vault, id)),
-		fingerprint: newMAC(derive(k.Fingerprints.key(), "fingerprint", k.Vault, id)),
 		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
 		idempotency: newMAC(derive(k.Lookups.key(), "idempotency", k.Vault, id)),
 		audit:       newMAC(derive(k.Audits.key(), "audit mac", k.Vault, id)),
+
+		fingerprints: map[uint32]*keyedMAC{},
+	}
+	for _, t := range k.Fingerprints {
+		if t.State != Destroyed {
+			a.fingerprints[t.Number] = newMAC(derive(hiding.Of(t.Key), "fingerprint", k.Vault, id))
+		}
 	}
 	a.aeads.Store(&map[cipherName]cipher.AEAD{})
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.Keys() != k { // SetKeys, which follows or has the lock next, forgets what is kept
+		return a
+	}
 	if len(b.accounts) >= maxAccounts {
 		clear(b.accounts)
 	}
@@ -383,7 +394,8 @@ func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(b.Keys(), id).pr
 // Fingerprint returns the keyed hash by which an account recognizes a card
 // number, of 32 bytes.
 func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
-	return b.account(b.Keys(), account).fingerprint.sum(pan)
+	k := b.Keys()
+	return b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
 }
 
 // LookupSize is the size of Lookup's result, in bytes.

@@ -25,7 +25,7 @@ var limits = []limit{
 	{circle, root, 17, 19},
 	{circle, "store/pgstore", 4, 4},
 	{lines, root, 12900, 9999},
-	{listings, root, 2, 1}, // the table of work, and of which account each kind of record is
+	{listings, root, 3, 1}, // the table of work, of which account each kind of record is, and its name
 }
 
 // What the measures count.

@@ -27,6 +27,10 @@ func timeBehaviours() []behaviour {
 		{"RenewalKilled", renewalKilled},
 		{"RenewalFeedDown", renewalFeedDown},
 		{"RetireTerm", retired},
+		{"RotateFingerprint", rotateFingerprint},
+		{"RotateFingerprintLate", printedLate},
+		{"RotateFingerprintRace", printRace},
+		{"RotateAndRetire", rotateAndRetire},
 	}
 }
 
