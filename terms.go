@@ -40,7 +40,7 @@ func newSealer(v *Vault) *reseal.Sealer {
 
 // nextShown returns the shown part of the next version of a token that does not change:
 // deliveries that contain its present version contain the next one then. If prints is true its
-// fingerprints become those of the present keys.
+// fingerprints are made anew under the present keys.
 func nextShown(ctx context.Context, v *Vault, r *store.Record, plain []byte, prints bool) ([]byte, error) {
 	t, err := v.decodeToken(r.ID, uuid.Nil, plain)
 	if err != nil {
@@ -224,7 +224,7 @@ func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 }
 
 // Reseal seals records of former key terms anew, as Run does, and does no other background
-// work. It also goes on with a rotation of [SeriesFingerprint], which takes calls for some minutes.
+// work. It also goes on with a rotation of [SeriesFingerprint], which takes several calls.
 // It is for a program of the operator: without the adapters and the event sink of the
 // vault, Run would erase expired tokens and pass no events on. Reseal returns once no record
 // can be sealed at present. [Vault.KeyReport] counts those that are left, such as records in

@@ -292,14 +292,14 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 	return t, nil
 }
 
-// print sets the fingerprints of a token to those of a number.
+// print makes the fingerprints of a number.
 func (t *Token) print(v *Vault, p card.PAN) {
 	keys := v.ledger.Box.Keys()
 	t.prints = v.ledger.Box.Prints(keys, v.rows.ID, hiding.Of(p))
 	t.Fingerprint = t.prints.Shown(keys)
 }
 
-// isOf reports whether a token is of a card number. It is not known to a process that lacks the
+// isOf reports whether a token has a card number. It is not known to a process that lacks the
 // keys of the token's fingerprints.
 func (t *Token) isOf(v *Vault, p card.PAN) (same, known bool) {
 	return v.ledger.Box.Compare(&t.prints, v.rows.ID, hiding.Of(p))
