@@ -808,10 +808,17 @@ func TestSlowReceivers(t *testing.T) {
 				t.Errorf("%d attempts for the slow receiver in 3 minutes", tried)
 			}
 		})
-		for _, d := range l.deliveries(mine)[:4] {
-			if d.Status != underWay || d.LastStatusCode != 0 || d.Attempts == 0 {
+		tried := 0
+		for _, d := range l.deliveries(mine) {
+			if d.Attempts > 0 { // which ones depends on when the shift looked
+				tried++
+			}
+			if d.Status != underWay || d.LastStatusCode != 0 {
 				t.Errorf("%+v", d)
 			}
+		}
+		if tried == 0 {
+			t.Error("no delivery to the slow receiver has an attempt")
 		}
 	})
 }
