@@ -29,6 +29,8 @@ const (
 const (
 	holdBytes = 8 << 20 // of changes that are read before they are written
 	laps      = 256     // how often a writer that is too slow is waited for
+
+	pause = 5 * time.Millisecond // for a commit that is under way
 )
 
 // A Progress reports how far a backup or its restoration has come.
@@ -150,6 +152,14 @@ func (m *maker) follow(ctx context.Context) error {
 		last, err := m.readAgain(ctx)
 		if err != nil {
 			return err
+		}
+		if n, _ := m.changes.len(); n == 0 && !last {
+			// A commit of more records than a View reads is under way.
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}
 		if last || m.held >= holdBytes {
 			if err := m.flush(ctx); err != nil || last {

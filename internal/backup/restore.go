@@ -32,10 +32,13 @@ type Restored struct {
 // does not open before Delete has ended.
 func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
 	m := &restorer{store: s, ring: ring, stream: reader{r: r}, deletes: deletes, progress: progress}
+	if err := m.occupy(ctx); err != nil { // first: a place whose restoration has failed must not open as a new vault
+		return nil, err
+	}
 	if err := m.head(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.occupy(ctx); err != nil {
+	if err := m.agree(ctx); err != nil {
 		return nil, err
 	}
 
@@ -110,9 +113,9 @@ func (m *restorer) head(ctx context.Context) error {
 	return nil
 }
 
-// occupy marks the store, or finds its own mark.
+// occupy marks the store, or finds the mark of a restoration.
 func (m *restorer) occupy(ctx context.Context) error {
-	fresh := &ledger.Restoration{ID: uuid.New(), Backup: m.report.Report.ID, Chunks: 1}
+	fresh := &ledger.Restoration{ID: uuid.New(), Chunks: 1}
 	record := fresh.Next()
 	var able bool
 	err := m.store.Update(ctx, func(tx store.Tx) error {
@@ -139,6 +142,19 @@ func (m *restorer) occupy(ctx context.Context) error {
 		return ErrNoLoader
 	case m.mark == nil:
 		return ErrNotEmpty
+	}
+	return nil
+}
+
+// agree compares the mark with the backup, which is written into a mark without one.
+func (m *restorer) agree(ctx context.Context) error {
+	switch {
+	case m.mark.Backup == uuid.Nil:
+		next := *m.mark
+		next.Backup = m.report.Report.ID
+		if err := m.writeMark(ctx, &next, func(store.Tx) {}, nil); err != nil {
+			return err
+		}
 	case m.mark.Ended && m.mark.Deletes && m.mark.Backup == m.report.Report.ID && m.deletes:
 	case m.mark.Ended && m.mark.Deletes:
 		return fmt.Errorf("%w: a vault was restored into it, from the backup %v and with a ledger, which has not ended", ErrNotEmpty, m.mark.Backup)
@@ -295,6 +311,9 @@ func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restor
 		err = m.writeMark(ctx, &next, func(tx store.Tx) {
 			if replaced.Kind != 0 {
 				tx.Delete(replaced.Kind, replaced.ID)
+			}
+			for _, r := range keyring { // one that came before its term is no one's
+				tx.Delete(r.Kind, r.ID)
 			}
 		}, keyring)
 		if err != nil {

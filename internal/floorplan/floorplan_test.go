@@ -68,7 +68,7 @@ var neighbours = map[string][]string{
 	"/internal/paymentdata": {"/internal/ledger", "/internal/tlv", "/store"},
 	"/internal/quota":       {"/internal/ledger", "/store"},
 	"/internal/removal":     {"/internal/jobs", "/internal/ledger", "/internal/tlv", "/store"},
-	"/internal/backup":      {"/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
+	"/internal/backup":      {"/audit", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/claims":      {"/internal/jsontext", "/internal/leak", "/internal/rule", "/invalid"},
 	"/internal/auditlog":    {"/audit", "/internal/jobs", "/internal/leak", "/internal/ledger", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/codes":       {"/internal/erase", "/internal/leak", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},

@@ -237,6 +237,7 @@ var unseen = map[string]string{
 	"value failing of":                                "after five days without success",
 	"consumeToken answers 409":                        "while a shared cache of codes hangs, which vaultsuite causes",
 	"value CARD_REPLACED of":                          "calls at the same time; TestReplaceConflict of httpapi causes it",
+	"value ACCOUNT_FROZEN of":                         "an act of the operator; TestAccountEnds of httpapi causes it",
 	"IDEMPOTENCY_IN_PROGRESS of forward 409":          "time stands still while a socket is open; tests of httpapi cause it",
 	"header Retry-After of forward 409":               "likewise",
 	"parameter x-api-version of forward":              "random requests reach no destination",
