@@ -312,7 +312,7 @@ func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restor
 			if replaced.Kind != 0 {
 				tx.Delete(replaced.Kind, replaced.ID)
 			}
-			for _, r := range keyring { // one that came before its term is no one's
+			for _, r := range keyring { // a planted one would be in the way
 				tx.Delete(r.Kind, r.ID)
 			}
 		}, keyring)
