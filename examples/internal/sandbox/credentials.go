@@ -52,7 +52,7 @@ func Read(ctx context.Context, v *cardvault.Vault, file string) (*Credentials, e
 		return nil, fmt.Errorf("%s cannot be read; remove it to create new keys: %w", file, err)
 	}
 	for _, a := range box.Accounts {
-		if _, err := v.Authenticate(ctx, a.APIKey); err != nil {
+		if _, err := v.Authenticate(ctx, a.APIKey); err != nil && !errors.Is(err, cardvault.ErrAccountFrozen) {
 			return nil, fmt.Errorf("the keys in %s: %w", file, err)
 		}
 	}

@@ -54,6 +54,9 @@ func TestCredentials(t *testing.T) {
 		t.Errorf("without a file: %v", err)
 	}
 	made := open(first)
+	if _, err := first.In(made.Accounts[0].AccountID).FreezeAccount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if kept := open(first); !reflect.DeepEqual(kept, made) || log.Len() > 0 {
 		t.Errorf("the same vault has other credentials: %s", &log)
 	}
