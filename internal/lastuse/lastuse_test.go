@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,27 +29,43 @@ var families = ledger.Families{kindUse: {Beside: kindKey}}
 // A counted store counts transactions, or refuses Updates.
 type counted struct {
 	store.Store
-	views   int
-	updates int
-	fails   error
-	before  func() // called once, before the next Update
+	views, updates atomic.Int64
+	fails          atomic.Bool
+	before         atomic.Pointer[func()] // called once, before the next Update
 }
 
 func (s *counted) View(ctx context.Context, fn func(store.ReadTx) error) error {
-	s.views++
+	s.views.Add(1)
 	return s.Store.View(ctx, fn)
 }
 
 func (s *counted) Update(ctx context.Context, fn func(store.Tx) error) error {
-	if f := s.before; f != nil {
-		s.before = nil
-		f()
+	if f := s.before.Swap(nil); f != nil {
+		(*f)()
 	}
-	if s.fails != nil {
-		return s.fails
+	if s.fails.Load() {
+		return store.ErrUnavailable
 	}
-	s.updates++
+	s.updates.Add(1)
 	return s.Store.Update(ctx, fn)
+}
+
+// A logged text may be written while it is read.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // A rig has the Times of a vault in a store.
@@ -57,7 +74,7 @@ type rig struct {
 	t     *testing.T
 	store *counted
 	of    ledger.Account
-	log   strings.Builder
+	log   logged
 }
 
 func newRig(t *testing.T) *rig {
@@ -135,23 +152,23 @@ func thisHour() time.Time { return time.Now().UTC().Truncate(time.Hour) }
 func TestOneWriteAnHour(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		keys := []uuid.UUID{r.key(), r.key(), r.key()}
-		before := r.store.updates
+		before := r.store.updates.Load()
 		for range 1000 {
 			r.use(r.Times, keys[0], keys[1])
 		}
 		time.Sleep(59 * time.Second)
 		r.is(keys[0], time.Time{})
 		time.Sleep(2 * time.Second)
-		looked := r.store.views
+		looked := r.store.views.Load()
 		r.use(r.Times, keys[0])
 		time.Sleep(2 * time.Minute)
-		if n := r.store.views - looked; n > 0 {
+		if n := r.store.views.Load() - looked; n > 0 {
 			t.Errorf("a use in an hour that is written has read %d times", n)
 		}
 		r.is(keys[0], thisHour())
 		r.is(keys[1], thisHour())
 		r.is(keys[2], time.Time{})
-		if n := r.store.updates - before; n != 1 {
+		if n := r.store.updates.Load() - before; n != 1 {
 			t.Errorf("%d writes in an hour", n)
 		}
 
@@ -162,7 +179,7 @@ func TestOneWriteAnHour(t *testing.T) {
 		time.Sleep(61 * time.Second)
 		r.is(keys[0], thisHour())
 		r.is(keys[1], former)
-		if n := r.store.updates - before; n != 2 {
+		if n := r.store.updates.Load() - before; n != 2 {
 			t.Errorf("%d writes in two hours", n)
 		}
 	})
@@ -175,10 +192,10 @@ func TestManyKeys(t *testing.T) {
 		for range 250 {
 			keys = append(keys, r.key())
 		}
-		before := r.store.updates
+		before := r.store.updates.Load()
 		r.use(r.Times, keys...)
 		time.Sleep(61 * time.Second)
-		if n := r.store.updates - before; n != 3 {
+		if n := r.store.updates.Load() - before; n != 3 {
 			t.Errorf("%d writes for 250 keys", n)
 		}
 		for _, key := range keys {
@@ -199,7 +216,8 @@ func TestDeletedKeys(t *testing.T) {
 		}
 		r.use(r.Times, early, late, kept)
 		remove(early)
-		r.store.before = func() { remove(late) }
+		before := func() { remove(late) }
+		r.store.before.Store(&before)
 		time.Sleep(61 * time.Second)
 		if r.record(early) != nil || r.record(late) != nil {
 			t.Error("a deleted key has a last use")
@@ -245,11 +263,12 @@ func TestProcesses(t *testing.T) {
 		time.Sleep(time.Hour)
 		r.use(r.Times, key)
 		r.use(other, key)
-		r.store.before = func() {
+		before := func() {
 			if err := other.Flush(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
+		r.store.before.Store(&before)
 		if err := r.Flush(t.Context()); err != nil {
 			t.Errorf("a conflict is an error: %v", err)
 		}
@@ -266,14 +285,14 @@ func TestProcesses(t *testing.T) {
 func TestStoreFails(t *testing.T) {
 	in(t, func(t *testing.T, r *rig) {
 		key := r.key()
-		r.store.fails = store.ErrUnavailable
+		r.store.fails.Store(true)
 		r.use(r.Times, key)
 		hour := thisHour()
 		time.Sleep(10*time.Minute + time.Second)
 		if n := strings.Count(r.log.String(), "could not be stored and will be retried"); n == 0 || n > 10 || strings.Contains(r.log.String(), key.String()) {
 			t.Errorf("the log is %s", r.log.String())
 		}
-		r.store.fails = nil
+		r.store.fails.Store(false)
 		time.Sleep(61 * time.Second)
 		r.is(key, hour)
 	})
@@ -310,10 +329,10 @@ func TestClose(t *testing.T) {
 		r.use(r.Times, key)
 		r.Close()
 		r.is(key, thisHour())
-		before := r.store.updates
+		before := r.store.updates.Load()
 		r.use(r.Times, later)
 		time.Sleep(time.Hour)
-		if r.store.updates != before {
+		if r.store.updates.Load() != before {
 			t.Error("a closed vault writes")
 		}
 	})
