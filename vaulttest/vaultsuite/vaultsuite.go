@@ -29,8 +29,8 @@ import (
 // Run checks that a vault behaves on a store as it is documented to. The store is new,
 // reopened, opened twice or has lost power, as far as the harness supports that.
 //
-// It runs on the store alone and again on storetest.Twice, and watches that nothing
-// sensitive reaches the store in clear. Its subtests run in parallel; together they make
+// It runs on the store alone and again on storetest.Twice, with an audit log, and watches that
+// nothing sensitive reaches the store in clear. Its subtests run in parallel; together they make
 // some thousand records, and wait a few seconds for tokens to lapse. With -short they run
 // once instead of twice.
 func Run(t *testing.T, h storetest.Harness) {
@@ -72,8 +72,11 @@ func watch(t testing.TB, s store.Store, wrap func(store.Store) store.Store) stor
 			t.Errorf("closing the store: %v", err)
 		}
 	})
-	return storetest.Canary(t, wrap(s), inClear...)
+	return direct{storetest.Canary(t, wrap(s), inClear...)}
 }
+
+// A direct store has no decorator of a test, which may count writes or act at the next one.
+type direct struct{ store.Store }
 
 // A behaviour is what a vault does, and a check on an empty store that it does.
 type behaviour struct {
@@ -105,12 +108,16 @@ func vaultOn(t testing.TB, s store.Store, opts *cardvault.Options) *cardvault.Va
 		opts = &cardvault.Options{Mode: cardvault.Sandbox}
 	}
 
+	opts, log := audited(t, s, opts)
 	v, err := cardvault.New(t.Context(), s, keyring(t, suiteKey), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	t.Cleanup(func() {
+		if log != nil && !t.Failed() {
+			log.prove(t, v)
+		}
 		if err := v.Close(); err != nil {
 			t.Errorf("closing the vault: %v", err)
 		}
