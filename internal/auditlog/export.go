@@ -114,11 +114,7 @@ func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Tim
 		return err
 	}
 	l.Ledger.Look(ctx)
-	promises, err := l.promises(ctx, rows)
-	if err != nil {
-		return err
-	}
-	c, err := l.readChain(ctx, rows)
+	c, promises, err := l.ends(ctx, rows)
 	if err != nil {
 		return err
 	}
@@ -217,37 +213,41 @@ type promiseOf struct {
 	row uuid.UUID
 }
 
-// promises returns the segments of an account without a checkpoint.
-func (l *Log) promises(ctx context.Context, rows ledger.Account) (all []promiseOf, err error) {
+// ends returns the end of the chain of an account and the segments without a checkpoint, of one
+// state of the store: each record of that state is before the one or in the others.
+func (l *Log) ends(ctx context.Context, rows ledger.Account) (c *chain, all []promiseOf, err error) {
+	var end *store.Record
 	var list *store.List
 	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
+		switch end, err = tx.Get(l.Kinds.Chain, chainID(rows.ID)); {
+		case absent(err):
+			end = nil
+		case err != nil:
+			return err
+		}
 		list, err = tx.List(&store.Query{Kind: l.Kinds.Segment, Account: rows.ID, Limit: walkBatch})
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if c, err = l.openChain(ctx, rows, end); err != nil {
+		return nil, nil, err
 	}
 	for _, rec := range list.Records {
 		p, err := l.openPromise(ctx, rec)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		all = append(all, promiseOf{*p, rec.ID})
 	}
-	return all, nil
+	return c, all, nil
 }
 
-// exportOpen writes the records of segments without a checkpoint. A segment that has one by
-// now is left out: it came too late for this export.
+// exportOpen writes the records of segments without a checkpoint. One that was written meanwhile
+// has come too late for this export, and its records are open here.
 func (l *Log) exportOpen(ctx context.Context, rows ledger.Account, promises []promiseOf, x *audit.Writer) error {
 	for _, p := range promises {
-		rec, err := l.get(ctx, rows, l.Kinds.Segment, p.row)
-		if err != nil {
-			return err
-		}
-		if rec == nil {
-			continue
-		}
 		found, err := l.segmentOf(ctx, rows, p.row, &p.promised)
 		if err != nil {
 			return err

@@ -221,11 +221,20 @@ func chainID(account uuid.UUID) uuid.UUID {
 
 // readChain returns the chain of an account, a new one if it has none.
 func (l *Log) readChain(ctx context.Context, rows ledger.Account) (*chain, error) {
-	c := &chain{record: rows.NewRecord(l.Kinds.Chain, chainID(rows.ID))}
-	c.record.Class, c.record.Version = 0, 0
-	rec, err := l.get(ctx, rows, l.Kinds.Chain, c.record.ID)
-	if err != nil || rec == nil {
-		return c, err
+	rec, err := l.get(ctx, rows, l.Kinds.Chain, chainID(rows.ID))
+	if err != nil {
+		return nil, err
+	}
+	return l.openChain(ctx, rows, rec)
+}
+
+// openChain opens the record of a chain. A nil one is that of a new chain.
+func (l *Log) openChain(ctx context.Context, rows ledger.Account, rec *store.Record) (*chain, error) {
+	c := new(chain)
+	if rec == nil {
+		c.record = rows.NewRecord(l.Kinds.Chain, chainID(rows.ID))
+		c.record.Class, c.record.Version = 0, 0
+		return c, nil
 	}
 	r, err := rows.Read(ctx, rec)
 	if err != nil {
