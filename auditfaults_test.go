@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -194,12 +193,7 @@ func TestAuditKilled(t *testing.T) {
 		t.Fatal("it was not killed")
 	}
 
-	kills := 50
-	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
-		kills = n
-	} else if testing.Short() {
-		kills = 5
-	}
+	kills := kills(5)
 	var dir string
 	var acknowledged []string
 	for kill := range kills {

@@ -132,15 +132,12 @@ var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next 
 
 const killedChild = "CARDVAULT_KILLED"
 
-// kills returns how many processes a test kills: FAULTS, or 50, or fewer with -short.
-func kills(short int) int {
-	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
-		return n
+// kills returns how many processes a test kills: FAULTS, as make faults sets it, or n.
+func kills(n int) int {
+	if faults, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
+		return faults
 	}
-	if testing.Short() {
-		return short
-	}
-	return 50
+	return n
 }
 
 // rotateFingerprint does a whole rotation of the fingerprint key.

@@ -233,7 +233,7 @@ func TestKeyringMutated(t *testing.T) {
 			what += mutate(r, e, keyrings) + "; "
 		}
 		func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			calls := kms.wraps + kms.opens
 			defer func() {
@@ -560,7 +560,7 @@ func TestKeyringRestless(t *testing.T) {
 	e := &restless{edited: editedCopy(t, s)}
 	v := vaultWith(t, e, cardvault.WrappedBy(kms))
 	e.on = true
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	calls := kms.wraps + kms.opens
 	if _, err := v.RotateKeys(ctx, nil); !errors.Is(err, cardvault.ErrDamaged) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -290,19 +291,20 @@ func TestUpdaterDown(t *testing.T) {
 				l.must2(v.Import(l.Context(), visa, &cardvault.ImportOptions{Bulk: true}))
 			}
 		}
-		up, calls := false, 0
+		var up atomic.Bool
+		var calls atomic.Int64
 		o.hook = func(context.Context, *updater.SubmitRequest) error {
-			if calls++; !up {
+			if calls.Add(1); !up.Load() {
 				return errors.New("down")
 			}
 			return nil
 		}
 		l.run(func() {
 			l.pass(12 * time.Hour)
-			if calls > 8*9 {
-				t.Errorf("%d calls of an updater that is down", calls)
+			if n := calls.Load(); n > 8*9 {
+				t.Errorf("%d calls of an updater that is down", n)
 			}
-			up = true
+			up.Store(true)
 			l.pass(day)
 		})
 		references := map[string]bool{}

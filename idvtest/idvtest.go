@@ -43,7 +43,7 @@ type Harness struct {
 	Scheme card.Scheme // of the cards
 
 	// Answer acts as the shopper on a pending identification: it passes or fails it. If
-	// nil, Card's are passed by themselves, within 10 seconds, and failures are tested only
+	// nil, Card's are passed by themselves, within a minute, and failures are tested only
 	// with Failing.
 	Answer func(ctx context.Context, p idv.Provider, reference string, pass bool) error
 
@@ -188,14 +188,15 @@ func (s *suite) end(t testing.TB, p idv.Provider, got *idv.Result, pass bool) *i
 		}
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	patience := contract.Promptness(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
 	for got.State == idv.Pending {
 		select {
 		case <-ctx.Done():
-			t.Fatal("an identification stays Pending for 10 seconds")
+			t.Fatalf("an identification stays Pending for %v", patience)
 		case <-look.C:
 		}
 		var err error

@@ -106,7 +106,7 @@ func bothWays(t *testing.T, f func(t *testing.T, s *shop)) {
 
 func (s *shop) ask(t testing.TB) (*ppan.Answer, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	return s.ObtainPPAN(ctx, request(plainHash))
 }

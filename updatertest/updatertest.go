@@ -55,7 +55,7 @@ type Harness struct {
 	// Answer has the updater answer all submissions. If nil, it does so by itself.
 	Answer func(ctx context.Context, p updater.Provider) error
 
-	// Patience limits the wait for outcomes. Defaults to 10 seconds.
+	// Patience limits the wait for outcomes. Defaults to a minute.
 	Patience time.Duration
 }
 
@@ -79,7 +79,7 @@ func (h Harness) suite(t testing.TB) *suite {
 	case len(h.Cards) == 0:
 		t.Fatal("updatertest: Harness.Cards is empty")
 	}
-	h.Patience = cmp.Or(h.Patience, 10*time.Second)
+	h.Patience = cmp.Or(h.Patience, time.Minute)
 	s := &suite{Harness: h, provider: h.Open(t)}
 	if s.provider == nil {
 		t.Fatal("updatertest: Harness.Open returned nil")

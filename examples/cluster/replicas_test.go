@@ -275,7 +275,7 @@ func TestWake(t *testing.T) {
 	given := cardvault.Card{PAN: simnet.ScenarioPAN(card.VISA, 0), Expiry: card.Expiry{Month: 12, Year: 2030}}
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
-	late := time.After(20 * time.Second) // Run polls every 30
+	late := time.After(100 * time.Second) // Run polls every 30: five cards that wait for that take longer
 	for n := range 5 {
 		token, err := writes.Import(t.Context(), given, nil)
 		for err == nil && token.NetworkTokenStatus != network.Active {

@@ -139,7 +139,7 @@ func startHunt(t *testing.T) *hunt {
 		dir:      filepath.Join(t.TempDir(), "data"),
 		stdout:   newOutput(),
 		stderr:   newOutput(),
-		client:   &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1, DisableCompression: true}, Timeout: 10 * time.Second},
+		client:   &http.Client{Transport: &http.Transport{MaxConnsPerHost: 1, DisableCompression: true}, Timeout: time.Minute},
 		brood:    newBrood(),
 		mark:     canary{digits(24), "environment"},
 		hanging:  make(chan struct{}, 100),

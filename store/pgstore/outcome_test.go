@@ -430,6 +430,7 @@ func TestMachineDies(t *testing.T) {
 	s, dead := open(t, direct, name), open(t, tapped(t, server, dies), name)
 	check(t, dead, 0, 1)
 	dies.armed.Store(true)
+	began := time.Now()
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer close(end)
@@ -443,9 +444,8 @@ func TestMachineDies(t *testing.T) {
 	for dies.armed.Load() {
 		<-time.After(time.Millisecond)
 	}
-	began := time.Now()
 	check(t, s, 2, 1)
-	if took := time.Since(began); took < time.Second || took > 7*time.Second {
+	if took := time.Since(began); took < time.Second || took > 30*time.Second {
 		t.Errorf("another Update took %v", took)
 	}
 }

@@ -251,7 +251,12 @@ func rotateAndRetire(t *testing.T, s store.Store) {
 			t.Errorf("fingerprint keys %v, of %v tokens", is, n)
 		}
 		rotatePrints(t, other)
-		goOn(25 * time.Hour)
+		goOn(15 * time.Minute)
+		stop()
+		stopOther()
+		goOn(24 * time.Hour) // nothing is due
+		stop, stopOther = runs(t, v), runs(t, other)
+		goOn(time.Hour)
 		stop()
 		stopOther()
 		if is := states(t, v); !slices.Equal(is, []cardvault.TermState{"destroyed", "active"}) {
