@@ -89,6 +89,9 @@ type addArgs struct {
 	readKind  pgtype.Int2
 	readID    pgtype.UUID
 	readStamp pgtype.Int8
+	alsoKind  pgtype.Int2
+	alsoID    pgtype.UUID
+	alsoStamp pgtype.Int8
 
 	ofStore  pgtype.UUID
 	ofTurn   int64
@@ -110,6 +113,7 @@ type addArgs struct {
 
 	// Of partitions only.
 	readAccount pgtype.UUID
+	alsoAccount pgtype.UUID
 	newPart     int16
 }
 
@@ -117,13 +121,14 @@ func (a *addArgs) args(divided bool) []any {
 	args := []any{
 		a.keys,
 		a.readKind, a.readID, a.readStamp,
+		a.alsoKind, a.alsoID, a.alsoStamp,
 		a.ofStore, a.ofTurn, a.newStamp,
 		a.newKind, a.newID, a.newAccount, a.newScope, a.newChild, a.newClass,
 		a.newDue, a.newVersion, a.newLookup, a.newShown, a.newSecret,
 		a.hashes,
 	}
 	if divided {
-		args = append(args, a.readAccount, a.newPart)
+		args = append(args, a.readAccount, a.alsoAccount, a.newPart)
 	}
 	return args
 }

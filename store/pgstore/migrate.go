@@ -26,7 +26,7 @@ var migrations embed.FS
 //	SET search_path = pg_catalog, pg_temp;
 //	CREATE SCHEMA "cardvault";
 //	CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());
-//	INSERT INTO "cardvault".migrations (version) VALUES (2);
+//	INSERT INTO "cardvault".migrations (version) VALUES (3);
 var Migrations = sub(migrations, "migrations")
 
 func sub(f fs.FS, dir string) fs.FS {
@@ -38,7 +38,7 @@ func sub(f fs.FS, dir string) fs.FS {
 }
 
 // newest is the version of the schema that this package works with.
-const newest = 2
+const newest = 3
 
 // Migrate brings the tables in the default schema, or in Options.Schema, up to this
 // version. It does nothing if they are, may be called by many processes at once, and

@@ -109,7 +109,7 @@ func statementsOf(schema string, part int) *statements {
 		rows: `SELECT ` + columns + ` FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::pg_catalog.uuid[])) AS k(kind, id)
 			CROSS JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = k.kind AND x.id = k.id OFFSET 0) AS r`,
 		apply:   callOf("apply", 37),
-		add:     callOf("add", 19),
+		add:     callOf("add", 22),
 		lock:    `SELECT "cardvault".lock($1, $2, $3)`,
 		arrange: `SELECT "cardvault".arrange($1, $2, $3, $4, $5, $6)`,
 		settle:  `SELECT "cardvault".settle($1, $2)`,
@@ -161,7 +161,7 @@ func sqlOf(schema string, n int) (all *statements, parts []*statements) {
 	if n == 0 {
 		return all, nil
 	}
-	all.apply, all.add = in(schema, callOf("apply", 42)), in(schema, callOf("add", 21))
+	all.apply, all.add = in(schema, callOf("apply", 42)), in(schema, callOf("add", 25))
 	all.lookup = in(schema, `SELECT `+columns+` FROM "cardvault".found($1, $2, $3) AS r`)
 	for part := range n {
 		parts = append(parts, statementsOf(schema, part))
