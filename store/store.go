@@ -360,6 +360,58 @@ type Loader interface {
 	Load(r *Record)
 }
 
+// A Checker is implemented by the ReadTx of a store whose indexes can be damaged apart from its
+// records. A decorator of a ReadTx that hides it leaves its indexes unchecked.
+type Checker interface {
+	// Check compares some records and index entries with each other, both ways: each record
+	// with the entries that it requires, and each entry with the record that it names. It looks
+	// at about limit of them from a place on, a nil place being the first, and returns the next
+	// place, which is nil after the last. A place is good in a later transaction and another
+	// process too. A place that Check did not return may be ErrInvalid.
+	//
+	// What it reports is true of the transaction's state. It leaves out a record that cannot be
+	// read, and entries that lead to it: [ReadTx.Scan] shows it. Damage fails no check: it is
+	// reported, and next is a place behind it.
+	Check(place []byte, limit int) (found []Disagreement, next []byte, err error)
+}
+
+// A Disagreement is a fault in an index.
+type Disagreement struct {
+	Index Index
+	Fault Fault
+	Key   Key // of the record; without an ID if no single record is concerned
+
+	Account uuid.UUID // that the record or the entry names; zero if neither does
+}
+
+// An Index is the sort of an index, as the methods of [ReadTx] use it.
+type Index string
+
+// The sorts of indexes. Rows lead to the records themselves.
+const (
+	IndexRows   Index = "rows"
+	IndexList   Index = "list"
+	IndexDue    Index = "due"
+	IndexLookup Index = "lookup"
+)
+
+// A Fault is what is wrong with an index.
+type Fault uint8
+
+const (
+	// FaultMissing: the index lacks a record, or has it with another class or time.
+	FaultMissing Fault = iota + 1
+
+	// FaultStray: an entry leads to a record that is absent or disagrees with it.
+	FaultStray
+
+	// FaultOrder: a part of the index is out of order, or counts wrongly.
+	FaultOrder
+
+	// FaultUnreadable: a part of the index cannot be read, and what it leads to is not checked.
+	FaultUnreadable
+)
+
 // Patience bounds how long an Update with a context of [Patient] waits for company.
 const Patience = 10 * time.Millisecond
 

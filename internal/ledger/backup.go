@@ -89,3 +89,16 @@ func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, r
 	}
 	return []*store.Record{m.record(), mark(next), countRecord(next, 0, 1)}, store.Key{Kind: KindMeta, ID: markID(k.Keys.Generation)}, nil
 }
+
+// Check is the method of store.Checker, in a transaction of its own. It reports false if the
+// transactions of the store do not have it.
+func (l *Ledger) Check(ctx context.Context, place []byte, limit int) (found []store.Disagreement, next []byte, able bool, err error) {
+	err = l.outcome(l.store.Store.View(ctx, func(tx store.ReadTx) (err error) {
+		var c store.Checker
+		if c, able = tx.(store.Checker); able {
+			found, next, err = c.Check(place, limit)
+		}
+		return err
+	}))
+	return found, next, able, err
+}

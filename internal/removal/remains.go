@@ -1,6 +1,7 @@
 package removal
 
 import (
+	"bytes"
 	"context"
 	"time"
 
@@ -58,6 +59,19 @@ func decodeRemains(plain []byte) (*remains, error) {
 func (e *Eraser) Remains(rows ledger.Account, kind store.Kind, of ...uuid.UUID) (*store.Record, error) {
 	r := &store.Record{Kind: e.config.Remains, ID: uuid.New(), Account: rows.ID, Version: 1, Due: ledger.Now()}
 	return r, rows.SealShown(r, (&remains{kind, of}).encode())
+}
+
+// Of returns the deleted records whose descendants a job erases: their kind and row keys. The
+// record of the job stays as it is.
+func (e *Eraser) Of(ctx context.Context, job *store.Record) (store.Kind, []uuid.UUID, error) {
+	opened := *job
+	opened.Shown = bytes.Clone(job.Shown)
+	plain, err := e.ledger.OpenShown(ctx, &opened)
+	if err != nil {
+		return 0, nil, err
+	}
+	m, err := decodeRemains(plain)
+	return m.kind, m.of, err
 }
 
 // Kind returns the background work that erases the remains of families.

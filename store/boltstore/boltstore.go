@@ -153,7 +153,7 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 		return err
 	}
 	defer h.rollback(tx)
-	r := &reader{tx: tx, ctx: ctx}
+	r := &reader{tx: tx, ctx: ctx, fanout: s.config.fanout}
 	defer func() {
 		r.end()
 		s.passed(r.strays)

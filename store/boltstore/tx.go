@@ -74,9 +74,13 @@ type reader struct {
 	ctx    context.Context // of a View: ends long walks
 	lister *lister         // of an Update: flushed before a list is read
 	strays []stray
+	fanout fanout
 }
 
-var _ store.ReadTx = (*reader)(nil)
+var (
+	_ store.ReadTx  = (*reader)(nil)
+	_ store.Checker = (*reader)(nil)
+)
 
 // end makes later use panic.
 func (r *reader) end() { r.tx = nil }

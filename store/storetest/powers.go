@@ -29,7 +29,73 @@ Views see it. A backup reads the named records again: one that is not named is i
 	`A Snapshotter keeps one state for as long as fn lasts, while others read and write. A backup
 that is made of two states has deleted cards, or half of a change.`,
 	keptState,
+}, {
+	"Check",
+	`A Checker finds no fault in a store that is whole, after any writes, and goes on from each
+place in another transaction. A false alarm has an operator restore an older state for nothing.`,
+	checksItself,
 }}
+
+// checksItself checks a ReadTx that is a store.Checker. Others have nothing to prove.
+func checksItself(t testing.TB, s store.Store) {
+	able := false
+	check := func(limit int) {
+		t.Helper()
+		var place []byte
+		for step := 0; step == 0 || place != nil; step++ {
+			view(t, s, func(tx store.ReadTx) error {
+				c, ok := tx.(store.Checker)
+				if able = ok; !ok {
+					place = nil
+					return nil
+				}
+				faults, after, err := c.Check(place, limit)
+				if len(faults) > 0 {
+					t.Errorf("Check finds %v in a store that is whole", faults)
+				}
+				place = after
+				return err
+			})
+			if step > 10_000 {
+				t.Fatal("Check does not end")
+			}
+		}
+	}
+	check(1)
+	if !able {
+		t.Log("This store does not check its indexes.")
+		return
+	}
+
+	at := time.UnixMicro(1e15).UTC()
+	var all []*store.Record
+	for n := range 200 {
+		r := row(n+1, class(uint8(n%4)), hashes("h", fmt.Sprint(n%7)))
+		if n%3 == 0 {
+			r.Due = at.Add(time.Duration(n%11) * time.Second)
+		}
+		if n%5 == 0 {
+			r.Parent = idOf(1000)
+		}
+		if n%50 == 0 {
+			r.Lookup = append(r.Lookup, r.Lookup[0]) // the same twice
+		}
+		all = append(all, r)
+	}
+	put(t, s, all...)
+	check(3)
+	check(1 << 20)
+	for n := range 150 {
+		if n%2 == 0 {
+			update(t, s, deleting(all[n]))
+			continue
+		}
+		r := all[n].Clone()
+		r.Version, r.Class, r.Due, r.Lookup = 2, uint8(n%3), at.Add(time.Duration(n)*time.Hour), r.Lookup[:1]
+		put(t, s, r)
+	}
+	check(7)
+}
 
 // loads checks a transaction that is store.Loader. Others have nothing to prove.
 func loads(t testing.TB, s store.Store) {

@@ -92,6 +92,18 @@ type mutant struct {
 	watch   func(changing func([]store.Key) func()) (stop func())
 
 	snapshot func(ctx context.Context, fn func(store.ReadTx) error) error
+	check    checkFunc // nil: indexes are not checked
+}
+
+type checkFunc func(place []byte, limit int) ([]store.Disagreement, []byte, error)
+
+type checkerTx struct {
+	store.ReadTx
+	check checkFunc
+}
+
+func (tx checkerTx) Check(place []byte, limit int) ([]store.Disagreement, []byte, error) {
+	return tx.check(place, limit)
 }
 
 type reads struct {
@@ -114,7 +126,12 @@ func (m *mutant) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if m.in != nil {
 		return m.Store.Update(ctx, func(tx store.Tx) error { return fn(dividedTx{tx, m.in}) })
 	}
-	return view(ctx, func(tx store.ReadTx) error { return fn(readTx{tx, &m.reads}) })
+	return view(ctx, func(tx store.ReadTx) error {
+		if m.check != nil {
+			return fn(checkerTx{tx, m.check})
+		}
+		return fn(readTx{tx, &m.reads})
+	})
 }
 
 func (m *mutant) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -466,6 +483,14 @@ var mutants = []struct {
 				return fn(tx)
 			})
 		}
+	}},
+	{"a false alarm", "Check", func(m *mutant) {
+		m.check = func([]byte, int) ([]store.Disagreement, []byte, error) {
+			return []store.Disagreement{{Index: store.IndexDue, Fault: store.FaultStray}}, nil, nil
+		}
+	}},
+	{"a check that does not go on", "Check", func(m *mutant) {
+		m.check = func([]byte, int) ([]store.Disagreement, []byte, error) { return nil, []byte{1}, nil }
 	}},
 	{"children are deleted", "Delete", cascading(1)},
 	{"grandchildren are deleted", "Delete", cascading(2)},

@@ -44,10 +44,12 @@ func (gallery) CardArt(context.Context, *network.ArtRequest) (*network.Art, erro
 
 // Kinds of records that a test names.
 const (
-	kindToken   = 5
-	kindRelease = 10
-	kindReseal  = 38
-	kindClosing = 40
+	kindToken        = 5
+	kindNetworkToken = 9
+	kindRelease      = 10
+	kindPaymentData  = 16
+	kindReseal       = 38
+	kindClosing      = 40
 )
 
 // fullKinds are the kinds that fillKinds makes records of.

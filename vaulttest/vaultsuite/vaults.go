@@ -222,6 +222,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		},
 		"Reseal":    func(ctx context.Context, v *cardvault.Vault) error { return v.Reseal(ctx) },
 		"KeyReport": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.KeyReport(ctx)) },
+		"Verify":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Verify(ctx, nil)) },
 		"Run":       func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
 		"Drain":     func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}

@@ -85,7 +85,7 @@ type behaviour struct {
 }
 
 var behaviours = slices.Concat(
-	tokenBehaviours, resealBehaviours, retireBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
+	tokenBehaviours, resealBehaviours, retireBehaviours, verifyBehaviours, validationBehaviours, listBehaviours, sessionBehaviours, idempotencyBehaviours,
 	accountBehaviours, accountEndBehaviours, apiKeyBehaviours, vaultBehaviours, damageBehaviours, raceBehaviours, eventBehaviours,
 	paymentBehaviours, networkBehaviours, routeBehaviours, codeBehaviours, enteredBehaviours, webhookBehaviours, quotaBehaviours, useBehaviours, replaceBehaviours, overtakenBehaviours, renewalBehaviours, timeBehaviours(),
 )

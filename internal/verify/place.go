@@ -1,0 +1,57 @@
+package verify
+
+import (
+	"encoding/base64"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// A Place is how far a verification has come: first through the rows, then through the indexes.
+type Place struct {
+	Kind  store.Kind // of the rows; 0: they are done
+	After uuid.UUID  // the last row that was looked at
+	Index []byte     // of store.Checker
+
+	Looked  int64 // records and entries, in this call
+	Records int64 // likewise, records alone
+	Unable  bool  // the store cannot check its indexes
+	over    bool
+}
+
+// Done reports whether all was looked at.
+func (p *Place) Done() bool { return p.over }
+
+const placeFormat = 1
+
+// String returns the place as text for [ParsePlace], "" if it is Done.
+func (p *Place) String() string {
+	if p.over {
+		return ""
+	}
+	b := append([]byte{placeFormat, byte(p.Kind)}, p.After[:]...)
+	return base64.RawURLEncoding.EncodeToString(append(b, p.Index...))
+}
+
+// maxPlace bounds a text: an index may need as many bytes as its longest key.
+const maxPlace = 512
+
+// ParsePlace reads the text of a place. It returns nil for "", which is the beginning.
+func ParsePlace(text string) (*Place, error) {
+	if text == "" {
+		return nil, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(b) < 18 || len(b) > maxPlace || b[0] != placeFormat {
+		return nil, ErrPlace
+	}
+	p := &Place{Kind: store.Kind(b[1]), After: uuid.UUID(b[2:18])}
+	if len(b) > 18 {
+		p.Index = b[18:]
+	}
+	if p.Kind != 0 && (p.Kind < ledger.KindMeta || p.Index != nil) {
+		return nil, ErrPlace
+	}
+	return p, nil
+}

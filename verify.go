@@ -1,0 +1,175 @@
+package cardvault
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/verify"
+	"github.com/cardvault/cardvault/invalid"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// VerifyOptions are the optional parts of [Vault.Verify].
+type VerifyOptions struct {
+	// Position is [VerifyReport.Position] of a call that has ended early, and goes on there. If
+	// empty, Verify begins anew.
+	Position string
+
+	// Rate limits the records and index entries that are read in a second. If not positive, as many as the
+	// store gives, in short reads between which writes go on.
+	Rate int
+
+	// Most limits the findings that the report lists of each problem; all are counted. If not positive, 100.
+	Most int
+
+	// Progress is called after each page and should return soon. If nil, nothing is reported.
+	Progress func(VerifyProgress)
+}
+
+// VerifyProgress reports how far [Vault.Verify] has come.
+type VerifyProgress struct {
+	Records int64 // that were read
+	Found   int64 // problems
+	Indexes bool  // all records were read, and the indexes are being compared with them
+}
+
+// A VerifyReport says what [Vault.Verify] has found.
+type VerifyReport struct {
+	Records  int64     // that were read by this call
+	Problems []Problem // none of a vault that is whole, the gravest first
+
+	// Position is where a further call goes on: see [VerifyOptions.Position]. It is empty once
+	// all was looked at. It has keys of rows and hashes, as the store shows them.
+	Position string
+
+	// Indexes is whether the store can compare its indexes with its records: see
+	// [store.Checker]. It is false as long as Position is not empty.
+	Indexes bool
+}
+
+// A ProblemKind is a sort of damage.
+type ProblemKind string
+
+// The sorts of damage, the gravest first.
+const (
+	ProblemUnreadable      ProblemKind = "unreadable"       // the store cannot read a record, or several; see ID
+	ProblemAltered         ProblemKind = "altered"          // a record is not as the vault wrote it
+	ProblemUnknownTerm     ProblemKind = "unknown_term"     // a record is sealed under a key that the keyring does not have
+	ProblemMissingPart     ProblemKind = "missing_part"     // a record lacks a sealed part
+	ProblemMissingAccount  ProblemKind = "missing_account"  // the account of a record does not exist
+	ProblemMissingParent   ProblemKind = "missing_parent"   // the record to which a record belongs does not exist
+	ProblemIndexUnreadable ProblemKind = "index_unreadable" // a part of an index cannot be read
+	ProblemIndexMissing    ProblemKind = "index_missing"    // an index does not lead to a record
+	ProblemIndexOrder      ProblemKind = "index_order"      // a list is out of order, or counts wrongly
+	ProblemIndexStray      ProblemKind = "index_stray"      // an index leads to a record that is not there
+)
+
+// A Problem is a sort of damage with the records that have it.
+type Problem struct {
+	Kind     ProblemKind
+	Count    int64     // of all findings
+	Findings []Finding // the first of them
+
+	Hurt   string // what does not work
+	Safe   string // what works all the same
+	Remedy string // what to do
+}
+
+// A Finding names a damaged record.
+type Finding struct {
+	Kind  string      // of the record, such as "token"
+	ID    uuid.UUID   // as calls return it; zero if they return none, or it is not known
+	Index store.Index // that has the damage; "" if the record itself has it
+
+	// AccountID is the account that the record, or the entry of the index, names; zero for a
+	// record of the whole vault, and if neither can be read.
+	AccountID uuid.UUID
+}
+
+// Verify reads every record of the whole vault, opens its sealed parts, and looks whether its
+// account and the record to which it belongs exist, and whether the indexes of the store agree
+// with the records, both ways. It takes seconds for each million records, so it is for an
+// operator and not for a request. It writes nothing.
+//
+// The vault works meanwhile, in this process and in others. What is written while Verify reads
+// is no damage, and a record that is deleted or made meanwhile may not be looked at. Memory is
+// bounded by a page of 128 records, 8 MiB at most, and by Most, whatever the size of the vault.
+//
+// Verify does not see a record that was lost with all of its index entries, and neither a record
+// of which a former version was put back: both look like a vault that is whole. It does not
+// verify the chain of the audit log, which package audit does.
+//
+// When ctx ends, or the store fails, the report of what was read comes with the error, and its
+// Position is where a further call goes on. Damage is no error. opts may be nil.
+//
+// Errors: a FieldError for a wrong Position; those of the store and of the key provider.
+func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyReport, err error) {
+	defer v.doing(ctx, "verify", &err)
+	if opts == nil {
+		opts = new(VerifyOptions)
+	}
+	from, err := verify.ParsePlace(opts.Position)
+	if err != nil {
+		return nil, errPosition
+	}
+
+	found := verification{vault: v, most: cmp.Or(max(0, opts.Most), 100), problems: map[verify.Problem]*Problem{}}
+	c := verify.Config{
+		Ledger: v.ledger, Families: families,
+		Same:     map[store.Kind]store.Kind{kindNetworkToken: kindToken},
+		Secrets:  []store.Kind{kindToken, kindPast},
+		Bare:     []store.Kind{kindReseal, kindPast},
+		Erasures: kindRemains, Closings: kindClosing, Erases: v.eraser.Of,
+	}
+	at, err := c.Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
+		if opts.Progress != nil {
+			opts.Progress(VerifyProgress{Records: at.Records, Found: found.count, Indexes: at.Kind == 0})
+		}
+	}})
+	if errors.Is(err, verify.ErrPlace) {
+		return nil, errPosition
+	}
+	report := &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable}
+	for sort := range verify.Problems {
+		if p := found.problems[sort]; p != nil {
+			report.Problems = append(report.Problems, *p)
+		}
+	}
+	return report, err
+}
+
+var errPosition = &FieldError{"Position", invalid.Format, "must be the Position of a VerifyReport"}
+
+// A verification collects findings.
+type verification struct {
+	vault    *Vault
+	most     int
+	problems map[verify.Problem]*Problem
+	count    int64
+}
+
+func (c *verification) add(f verify.Finding) {
+	p := c.problems[f.Problem]
+	if p == nil {
+		a := f.Problem.Advice()
+		p = &Problem{Kind: ProblemKind(a.Name), Hurt: a.Hurt, Safe: a.Safe, Remedy: a.Remedy}
+		c.problems[f.Problem] = p
+	}
+	c.count++
+	p.Count++
+	if len(p.Findings) >= c.most {
+		return
+	}
+
+	name := names[f.Record.Kind]
+	named := Finding{Kind: cmp.Or(name.Kind, fmt.Sprint("kind ", f.Record.Kind)), AccountID: f.Record.Account, Index: f.Index}
+	known := named.AccountID != uuid.Nil || homes[f.Record.Kind] != ledger.Own
+	if name.Printed != 0 && f.Record.ID != uuid.Nil && known {
+		named.ID = c.vault.ledger.In(named.AccountID).Mask(name.Printed, f.Record.ID)
+	}
+	p.Findings = append(p.Findings, named)
+}
