@@ -19,12 +19,11 @@ type VerifyOptions struct {
 	// empty, Verify begins anew.
 	Position string
 
-	// Rate limits the records and index entries that are read in a second. If not positive, as many as the
-	// store gives, in short reads between which writes go on.
+	// Rate limits the records and index entries that are read in a second. If not positive, nothing
+	// limits them except the store.
 	Rate int
 
-	// Most limits the findings that the report lists of each problem; all are counted. If not positive, 100.
-	Most int
+	Most int // findings that the report lists of each problem; all are counted. If not positive, 100
 
 	// Progress is called after each page and should return soon. If nil, nothing is reported.
 	Progress func(VerifyProgress)
@@ -122,8 +121,8 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 		Ledger: v.ledger, Families: families,
 		Same:     map[store.Kind]store.Kind{kindNetworkToken: kindToken},
 		Secrets:  []store.Kind{kindToken, kindPast},
-		Bare:     []store.Kind{kindReseal, kindPast},
-		Erasures: kindRemains, Closings: kindClosing, Erases: v.eraser.Of,
+		Bare:     []store.Kind{v.sealer.Round, kindPast},
+		Erasures: v.eraser.Kind().Records, Closings: v.closer.Records, Erases: v.eraser.Of,
 	}
 	at, err := c.Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
 		if opts.Progress != nil {

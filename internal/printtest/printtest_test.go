@@ -46,6 +46,7 @@ import (
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/use"
+	"github.com/cardvault/cardvault/internal/verify"
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/keytest"
@@ -240,7 +241,14 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[simnet.Network](),
 		reflect.TypeFor[simnet.Options](),
 		reflect.TypeFor[store.Classes](),
+		reflect.TypeFor[store.Disagreement](),
+		reflect.TypeFor[store.Index](),
 		reflect.TypeFor[store.Key](),
+		reflect.TypeFor[verify.Advice](),
+		reflect.TypeFor[verify.Config](),
+		reflect.TypeFor[verify.Finding](),
+		reflect.TypeFor[verify.Options](),
+		reflect.TypeFor[verify.Place](),
 		reflect.TypeFor[store.List](),
 		reflect.TypeFor[store.Query](),
 		reflect.TypeFor[store.Record](),
@@ -415,6 +423,15 @@ var shown = map[string]string{
 	"updater.Outcome.Reference":            "a keyed hash",
 	"cardvault.KeyTerm.Records":            "names of kinds of records",
 	"cardvault.KeyTerm.Series":             "a constant",
+	"cardvault.Finding.Index":              "a constant",
+	"cardvault.Finding.Kind":               "name of a kind of records",
+	"cardvault.Problem.Hurt":               "a constant",
+	"cardvault.Problem.Kind":               "a constant",
+	"cardvault.Problem.Remedy":             "a constant",
+	"cardvault.Problem.Safe":               "a constant",
+	"cardvault.ProblemKind":                "a constant",
+	"cardvault.VerifyOptions.Position":     "row keys and keyed hashes",
+	"cardvault.VerifyReport.Position":      "row keys and keyed hashes",
 	"cardvault.KeySeries":                  "a constant",
 	"cardvault.KeyTerm.State":              "a constant",
 	"cardvault.TermState":                  "a constant",
@@ -485,6 +502,16 @@ var shown = map[string]string{
 	"internal/ledger.meta.sealed":      "sealed",
 	"internal/ledger.meta.wrapped":     "wrapped",
 	"internal/removal.Closing.Awaited": "numbers of kinds",
+	"internal/verify.Advice.Hurt":      "a constant",
+	"internal/verify.Advice.Name":      "a constant",
+	"internal/verify.Advice.Remedy":    "a constant",
+	"internal/verify.Advice.Safe":      "a constant",
+	"internal/verify.Config.Bare":      "numbers of kinds",
+	"internal/verify.Config.Secrets":   "numbers of kinds",
+	"internal/verify.Finding.Index":    "a constant",
+	"internal/verify.Place.Index":      "keyed hashes and row keys",
+	"store.Disagreement.Index":         "a constant",
+	"store.Index":                      "a constant",
 	"internal/removal.Closing.Kinds":   "numbers of kinds",
 	"internal/seal.Wrapping.KeyID":     "stored in clear, and documented as visible",
 	"internal/ledger.Memory.kinds":     "numbers of kinds of records",
