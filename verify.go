@@ -94,18 +94,18 @@ type Finding struct {
 // with the records, both ways. It takes seconds for each million records, so it is for an
 // operator and not for a request. It writes nothing.
 //
-// The vault works meanwhile, in this process and in others. What is written while Verify reads
-// is no damage, and a record that is deleted or made meanwhile may not be looked at. Memory is
-// bounded by a page of 128 records, 8 MiB at most, and by Most, whatever the size of the vault.
+// The vault works meanwhile, in this process and in others. Writes beside Verify are not reported
+// as damage, and new or deleted records may be left out. Memory is bounded by a page of 128
+// records, 8 MiB at most, and by Most, whatever the size of the vault.
 //
-// Verify does not see a record that was lost with all of its index entries, and neither a record
-// of which a former version was put back: both look like a vault that is whole. It does not
-// verify the chain of the audit log, which package audit does.
+// Verify cannot see a record that was lost with all of its index entries, or a former version of
+// a record that was put back: both look like a whole vault. It does not verify the chain of the
+// audit log: package audit does.
 //
-// When ctx ends, or the store fails, the report of what was read comes with the error, and its
-// Position is where a further call goes on. Damage is no error. opts may be nil.
+// When ctx ends or the store fails, a report of the records so far comes with the error, and
+// another call can go on at its Position. Damage does not cause an error. opts may be nil.
 //
-// Errors: a FieldError for a wrong Position; those of the store and of the key provider.
+// Errors: a FieldError for a wrong Position, and errors of the store and of the key provider.
 func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer v.doing(ctx, "verify", &err)
 	if opts == nil {
