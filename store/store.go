@@ -369,7 +369,7 @@ type Checker interface {
 	// place, which is nil after the last. A place is good in a later transaction and another
 	// process too. A place that Check did not return may be ErrInvalid.
 	//
-	// What it reports is true of the transaction's state. It leaves out a record that cannot be
+	// The report is true of the transaction's state. It leaves out a record that cannot be
 	// read, and entries that lead to it: [ReadTx.Scan] shows it. Damage fails no check: it is
 	// reported, and next is a place behind it.
 	Check(place []byte, limit int) (found []Disagreement, next []byte, err error)
@@ -395,7 +395,7 @@ const (
 	IndexLookup Index = "lookup"
 )
 
-// A Fault is what is wrong with an index.
+// A Fault is a sort of damage of an index.
 type Fault uint8
 
 const (

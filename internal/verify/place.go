@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Place is how far a verification has come: first through the rows, then through the indexes.
+// A Place marks the progress of a verification, first in the rows and then in the indexes.
 type Place struct {
 	Kind  store.Kind // of the rows; 0: they are done
 	After uuid.UUID  // the last row that was looked at

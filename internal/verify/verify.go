@@ -1,7 +1,7 @@
 // Package verify looks through all records of a vault for damage, while the vault works.
 //
 // Each page of records is read in one transaction, and with it the records to which they
-// belong. So a record that changes between two pages is no damage. Its parts are opened
+// belong. So a record that changes between two pages does not look damaged. Its parts are opened
 // outside of the transaction. If that fails, the record is read once more, because it may have
 // changed, or been sealed anew and its former term destroyed, in between.
 //
@@ -31,12 +31,12 @@ const (
 	looks     = 3    // at a record that changes each time
 )
 
-// A Problem is what is wrong with a record.
+// A Problem is a sort of damage.
 type Problem uint8
 
 // The problems, the gravest first.
 const (
-	Unreadable      Problem = iota + 1 // the store cannot read a record, or those of a range
+	Unreadable      Problem = iota + 1 // the store cannot read a record, or all records of a range
 	Altered                            // a part or a column is not as the vault wrote it
 	UnknownTerm                        // a part is sealed under a term that the keyring does not have
 	MissingPart                        // a part is empty that a record of the kind has
@@ -63,8 +63,8 @@ type Config struct {
 	// Same has kinds whose records belong to the record of another kind with the same id.
 	Same map[store.Kind]store.Kind
 
-	// Secrets are kinds whose records always have a secret part, Bare those whose shown part may
-	// be missing.
+	// Secrets are kinds whose records always have a secret part. In a record of Bare kinds the
+	// shown part may be missing.
 	Secrets, Bare []store.Kind
 
 	Erasures store.Kind // of jobs that erase what belongs to deleted records
@@ -74,7 +74,7 @@ type Config struct {
 	Erases func(context.Context, *store.Record) (store.Kind, []uuid.UUID, error)
 }
 
-// Options are those of one call.
+// Options belong to one call.
 type Options struct {
 	From     *Place // nil: the beginning
 	Rate     int    // records and entries a second at most; 0: no limit
@@ -485,7 +485,7 @@ var faults = map[store.Fault]Problem{
 	store.FaultMissing: IndexMissing, store.FaultStray: IndexStray, store.FaultOrder: IndexOrder, store.FaultUnreadable: IndexUnreadable,
 }
 
-// ErrPlace is returned for a place that is none.
+// ErrPlace is returned for a wrong place.
 var ErrPlace = fmt.Errorf("%w: not a place of Verify", store.ErrInvalid)
 
 // plus returns an id plus a power of two, and whether that is above all ids.
