@@ -5,8 +5,8 @@
 // outside of the transaction. If that fails, the record is read once more, because it may have
 // changed, or been sealed anew and its former term destroyed, in between.
 //
-//	rows     every record of every kind, in the order of their row keys
-//	indexes  what leads to records, if the store is a store.Checker
+// The records come first, kind by kind in the order of their row keys, and then the indexes of a
+// store that is a store.Checker.
 package verify
 
 import (
