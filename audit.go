@@ -320,15 +320,16 @@ func (v *Vault) AllAuditRecords(ctx context.Context, q *AuditQuery) iter.Seq2[*a
 // ExportAudit writes the audit log of the account to w, for [audit.Verify]. from and to leave
 // out what was recorded before and after; zero is no bound. Memory does not depend on the
 // length of the log. The handle In(uuid.Nil) has the log of the whole vault. A damaged log is
-// not an error: Verify names the damage. The call itself is recorded.
+// not an error: Verify names the damage. The call is recorded before the first byte is written.
 //
-// Errors: ErrNotEnabled without Options.Audit; errors of w.
+// Errors: ErrNotEnabled without Options.Audit; ErrUnavailable if the call cannot be recorded;
+// errors of w.
 func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time) (err error) {
 	defer v.doing(ctx, "export audit log", &err)
 	if v.audit == nil {
 		return notEnabled("Options.Audit is nil")
 	}
-	if err := v.rows.Note(ctx, opExportAudit, uuid.Nil, nil); err != nil {
+	if err := v.rows.NoteFirst(ctx, opExportAudit, uuid.Nil); err != nil {
 		return err
 	}
 	return v.audit.Export(ctx, v.ledger.In(v.rows.ID), from, to, w)

@@ -115,20 +115,20 @@ func TestAudit(t *testing.T) {
 	}
 
 	report, records := v.verified()
-	want := []string{"token.import success", "token.update success", "token.delete success", // with their changes
-		"card.use success", "card.use refused VALIDATION_FAILED", "token.read refused NOT_FOUND", "audit.export success"}
+	want := []string{"token.import success", "token.update success", "token.delete success", "audit.export success", // at once
+		"card.use success", "card.use refused VALIDATION_FAILED", "token.read refused NOT_FOUND"}
 	if got := ops(records); !slices.Equal(got, want) {
 		t.Errorf("records are %q", got)
 	}
 	if report.Open != 0 || report.AccountID == uuid.Nil {
 		t.Errorf("report is %+v", report)
 	}
-	for i, r := range records[:5] {
+	for i, r := range slices.Delete(slices.Clone(records[:6]), 3, 4) {
 		if r.ObjectID != token.ID || r.Actor != (audit.Actor{KeyID: key, Address: "192.0.2.7", RequestID: digitsOfUUID, Name: "withheld"}) || r.AccountID != report.AccountID {
 			t.Errorf("record %d is %+v", i, r)
 		}
 	}
-	if r := records[3]; r.Purpose != "test" {
+	if r := records[4]; r.Purpose != "test" {
 		t.Errorf("purpose is %q", r.Purpose)
 	}
 

@@ -207,8 +207,7 @@ func (s *segment) takes(row uuid.UUID) bool {
 // Begin returns the entry of a write, made and sealed before its transaction. It is nil if
 // the write goes on without one.
 func (l *Log) Begin(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) (ledger.Entry, error) {
-	r := &audit.Record{Operation: op.Name, ObjectID: object, Purpose: op.Purpose, Detail: op.Detail, Outcome: audit.Success, Calls: 1}
-	r.Actor = l.Actor(ctx)
+	r := l.recordOf(ctx, rows, op, object)
 	err := l.Admit()
 	if err == nil {
 		var e *entry

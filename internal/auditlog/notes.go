@@ -47,14 +47,15 @@ type counted struct {
 	last  *audit.Record // of these
 }
 
-// Note records a call without a write: a refused or failed call, the use of a card, or a read. It is written within a second, refused calls in a flood as a number
-// once a minute. The error is ErrFull if it cannot be recorded.
+// Note records a call without a write: a refused or failed call, the use of a card, or a read.
+// It is written within a second, refused calls in a flood as a number once a minute. The error
+// is ErrFull if it cannot be recorded.
 func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID, err error) error {
 	if err == nil && op.IsRead() && !l.Reads {
 		return nil
 	}
-	r := &audit.Record{At: ledger.Now(), AccountID: rows.ID, Actor: l.Actor(ctx), Operation: op.Name,
-		ObjectID: object, Purpose: op.Purpose, Detail: op.Detail, Outcome: audit.Success, Calls: 1}
+	r := l.recordOf(ctx, rows, op, object)
+	r.At = ledger.Now() // its row is made later
 	if err != nil {
 		r.Outcome, r.Error = l.Classify(err)
 	}
@@ -67,6 +68,27 @@ func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation
 		return l.without(ErrFull)
 	}
 	return nil
+}
+
+// NoteFirst records a call that is about to begin. The record is stored when NoteFirst returns
+// nil, unless calls go on without one. An error refuses the call.
+func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) error {
+	err := l.Admit()
+	if err == nil {
+		_, err = ledger.Retry(ctx, func() (struct{}, error) {
+			return struct{}{}, l.writePart(ctx, []*audit.Record{l.recordOf(ctx, rows, op, object)})
+		})
+	}
+	if err == nil || errors.Is(err, ledger.ErrClosed) || ctx.Err() != nil {
+		return err
+	}
+	return l.without(err)
+}
+
+// recordOf returns the record of a call that has succeeded, without a place and a time.
+func (l *Log) recordOf(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) *audit.Record {
+	return &audit.Record{AccountID: rows.ID, Actor: l.Actor(ctx), Operation: op.Name,
+		ObjectID: object, Purpose: op.Purpose, Detail: op.Detail, Outcome: audit.Success, Calls: 1}
 }
 
 // add reports whether there was room.

@@ -102,6 +102,9 @@ type Auditor interface {
 
 	// Note records a call that has written nothing. An error refuses it.
 	Note(ctx context.Context, a Account, op Operation, object uuid.UUID, err error) error
+
+	// NoteFirst stores the record of a call that is about to begin. An error refuses it.
+	NoteFirst(ctx context.Context, a Account, op Operation, object uuid.UUID) error
 }
 
 // An Entry is the record of a write on its way into the store.
@@ -175,6 +178,15 @@ func (a Account) Note(ctx context.Context, op Operation, object uuid.UUID, err e
 		return nil
 	}
 	return a.config.Audit.Note(ctx, a.In(a.ID), op, object, err)
+}
+
+// NoteFirst records a call in the audit log before it begins: one that lets much out of the vault.
+// The record is durable when NoteFirst returns nil, unless calls go on without records.
+func (a Account) NoteFirst(ctx context.Context, op Operation, object uuid.UUID) error {
+	if a.config.Audit == nil {
+		return nil
+	}
+	return a.config.Audit.NoteFirst(ctx, a.In(a.ID), op, object)
 }
 
 // Logged reports the outcome of background work to Config.Wrote.
