@@ -201,6 +201,7 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 	k.Sign(keys.AuditSigner())
 	c.signedBy(keys.Audits.Active().Number)
 	c.number, c.hash = k.Number, k.Hash()
+	c.dated(k)
 	return k
 }
 
@@ -376,9 +377,8 @@ func (l *Log) list(ctx context.Context, rows ledger.Account, q *store.Query) (li
 }
 
 const (
-	eraseBatch = 64        // checkpoints that one statement declares erased
-	eraseRows  = 500       // records erased in one transaction
-	eraseAgain = time.Hour // after a checkpoint that cannot be erased
+	eraseBatch = 64  // checkpoints that one statement declares erased
+	eraseRows  = 500 // records erased in one transaction
 )
 
 // erase declares old checkpoints erased, or erases a declared one with its records.
@@ -395,23 +395,48 @@ func (l *Log) erase(ctx context.Context, rows ledger.Account, _ *store.Record) (
 
 	old := c.erased
 	again := ledger.Now().Add(l.Retention)
-	for ; old < c.number && old < c.erased+eraseBatch; old++ {
-		k, err := l.readCheckpoint(ctx, rows, old+1)
-		if err != nil || k == nil {
-			// A missing checkpoint must not pass for erased.
-			l.Log.Error("checkpoint of the audit log is missing or damaged: export the log and verify it", "account", rows.ID, "number", old+1, "error", err)
-			again = ledger.Now().Add(eraseAgain)
-			break
+	for old < c.number && old < c.erased+eraseBatch {
+		// A checkpoint that cannot be read is at most as old as a later one. Until that one is old,
+		// the gap must not pass for erased.
+		number, at, err := l.readable(ctx, rows, c, old+1)
+		if err != nil {
+			return 0, err
 		}
-		if due := k.At.Add(l.Retention); due.After(ledger.Now()) {
+		due := at.Add(l.Retention)
+		late := due.After(ledger.Now())
+		switch {
+		case number > old+1 && late:
+			l.Log.Error("checkpoint of the audit log is missing or damaged: export the log and verify it", "account", rows.ID, "number", old+1)
+		case number > old+1:
+			l.Log.Error("missing or damaged checkpoints of the audit log are erased because of their age", "account", rows.ID, "from", old+1, "to", number-1)
+		}
+		if late {
 			again = due
 			break
 		}
+		old = min(number, c.number)
 	}
 	if old == c.erased {
 		return 1, l.later(ctx, rows, c, again)
 	}
 	return 1, l.extend(ctx, rows, old)
+}
+
+// readable returns number and time of a readable checkpoint, the first one from a number on or a
+// later one, with growing steps over a gap. Without any the number is above the last, and the
+// time is that of the end of the chain.
+func (l *Log) readable(ctx context.Context, rows ledger.Account, c *chain, number uint64) (uint64, time.Time, error) {
+	for step := uint64(1); number <= c.number; step *= 2 {
+		k, err := l.readCheckpoint(ctx, rows, number)
+		switch {
+		case err != nil && !ledger.Unreadable(err):
+			return 0, time.Time{}, err
+		case err == nil && k != nil:
+			return number, k.At, nil
+		}
+		number += step
+	}
+	return c.number + 1, cmp.Or(c.latest, ledger.Now()), nil
 }
 
 // later writes when there is something to erase next.
@@ -423,17 +448,25 @@ func (l *Log) later(ctx context.Context, rows ledger.Account, c *chain, due time
 	return rows.Update(ctx, opCheckpoint, func(tx store.Tx) error { return ledger.PutNext(tx, next) })
 }
 
-// eraseOne erases the oldest declared checkpoint, its records before it.
+// eraseOne erases the oldest declared checkpoint, its records before it. With the last declared
+// one go the records that are older than all that are left may be: those of a damaged
+// checkpoint, and damaged ones.
 func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int, error) {
 	k, err := l.readCheckpoint(ctx, rows, c.swept+1)
-	if err != nil && !ledger.Unreadable(err) {
+	switch {
+	case ledger.Unreadable(err):
+		k = nil
+	case err != nil:
 		return 0, err
 	}
 	var old []uuid.UUID
 	if k != nil && k.Lane != uuid.Nil {
 		err := l.walk(ctx, rows, k.low, k.high, func(rec *store.Record) error {
 			o, err := l.open(ctx, rows, rec)
-			if err == nil && o.Lane == k.Lane && o.first == k.First {
+			switch {
+			case err != nil && !ledger.Unreadable(err):
+				return err
+			case err == nil && o.Lane == k.Lane && o.first == k.First:
 				old = append(old, rec.ID)
 			}
 			return nil
@@ -442,20 +475,21 @@ func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int,
 			return 0, err
 		}
 	}
-
-	for ; len(old) > eraseRows; old = old[eraseRows:] {
-		err := rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
-			for _, row := range old[:eraseRows] {
-				tx.Delete(l.Kinds.Record, row)
-			}
-			return nil
-		})
+	own, more := len(old), false
+	if k != nil && c.swept+1 == c.erased {
+		left, full, err := l.leftBefore(ctx, rows, k.At.Add(-max(c.late, grace)))
 		if err != nil {
 			return 0, err
 		}
+		old, more = append(old, left...), full
 	}
 
-	c.swept++
+	if len(old) > eraseRows {
+		old, more = old[:eraseRows], true
+	}
+	if !more {
+		c.swept++
+	}
 	next, err := c.next(rows, ledger.Now())
 	if err != nil {
 		return 0, err
@@ -467,8 +501,27 @@ func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int,
 		for _, row := range old {
 			tx.Delete(l.Kinds.Record, row)
 		}
-		tx.Delete(l.Kinds.Checkpoint, checkpointID(rows.ID, c.swept))
+		if !more {
+			tx.Delete(l.Kinds.Checkpoint, checkpointID(rows.ID, c.swept))
+		}
 		return nil
 	})
+	if n := len(old) - own; n > 0 && err == nil {
+		l.Log.Error("records of the audit log without a checkpoint are erased because of their age", "account", rows.ID, "records", n)
+	}
 	return len(old) + 1, err
+}
+
+// leftBefore returns row keys of records from before a time, and whether there may be more.
+func (l *Log) leftBefore(ctx context.Context, rows ledger.Account, at time.Time) (left []uuid.UUID, more bool, err error) {
+	list, err := l.list(ctx, rows, &store.Query{Kind: l.Kinds.Record, Account: rows.ID, Max: rowkey.Below(rowkey.First(at)), Limit: eraseRows})
+	if err != nil {
+		return nil, false, err
+	}
+	for _, rec := range list.Records {
+		if !ledger.Foreign(rec) {
+			left = append(left, rec.ID)
+		}
+	}
+	return left, len(left) > 0 && len(list.Records) == eraseRows, nil
 }

@@ -156,6 +156,12 @@ type chain struct {
 	erased uint64 // the last checkpoint that was erased because of its age
 	swept  uint64 // the last checkpoint without a trace in the store
 
+	// latest is the latest time of a checkpoint, and late by how much that was later than the
+	// first record of one, at most. So no checkpoint that is left has a record from before the
+	// time of the last erased one less late.
+	latest time.Time
+	late   time.Duration
+
 	// signers are the keys that have signed checkpoints, from which one on. A chain from
 	// before that was kept has none: the first key has signed it.
 	signers []signer
@@ -175,6 +181,8 @@ const (
 	tagErased
 	tagSwept
 	tagSigner // a term in four bytes, and a number
+	tagLatest
+	tagLate // microseconds
 )
 
 func (c *chain) encode() []byte {
@@ -182,6 +190,8 @@ func (c *chain) encode() []byte {
 	b = tlv.Append(b, tagHash, c.hash[:])
 	b = tlv.AppendUint(b, tagErased, c.erased)
 	b = tlv.AppendUint(b, tagSwept, c.swept)
+	b = tlv.AppendTime(b, tagLatest, c.latest)
+	b = tlv.AppendUint(b, tagLate, uint64(c.late.Microseconds()))
 	for _, s := range c.signers {
 		b = tlv.Append(b, tagSigner, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, s.term), s.first))
 	}
@@ -192,6 +202,16 @@ func (c *chain) encode() []byte {
 func (c *chain) signedBy(term uint32) {
 	if n := len(c.signers); n == 0 || c.signers[n-1].term != term {
 		c.signers = append(c.signers, signer{term, c.number + 1})
+	}
+}
+
+// dated notes the times of the next checkpoint.
+func (c *chain) dated(k *kept) {
+	if k.At.After(c.latest) {
+		c.latest = k.At
+	}
+	if k.low != uuid.Nil {
+		c.late = max(c.late, c.latest.Sub(rowkey.Time(k.low)))
 	}
 }
 
@@ -251,6 +271,10 @@ func (l *Log) openChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 			c.erased = r.Uint()
 		case tagSwept:
 			c.swept = r.Uint()
+		case tagLatest:
+			c.latest = r.Time()
+		case tagLate:
+			c.late = time.Duration(r.Uint()) * time.Microsecond
 		case tagSigner:
 			if len(r.Value) != 12 {
 				return nil, l.Ledger.Named(rec, ledger.ErrDamaged)
