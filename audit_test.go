@@ -410,39 +410,6 @@ func (k *keeper) all() (all []*audit.Checkpoint) {
 	return all
 }
 
-// TestAuditRestored: a store that is restored from a backup does not have what a sink has kept.
-func TestAuditRestored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := new(keeper)
-		s := memstore.New()
-		v := openAudited(t, s, &cardvault.AuditOptions{Sink: k}, cardvault.Sandbox)
-		v.importCard()
-		time.Sleep(2 * time.Second)
-		backup := slices.Concat(v.rows(auditRecords), v.rows(auditCheckpoints), v.rows(auditCheckpoints+1))
-		v.importCard()
-		time.Sleep(2 * time.Second)
-		v.verified(k.all()...)
-		noErr(t, v.Close())
-
-		for kind := auditRecords; kind <= auditCheckpoints+1; kind++ {
-			for _, r := range v.rows(kind) {
-				v.remove(r)
-			}
-		}
-		for _, r := range backup {
-			r.Version = 1
-		}
-		_ = backup
-		v = openAudited(t, s, &cardvault.AuditOptions{}, cardvault.Sandbox)
-		v.importCard()
-		var found *audit.VerifyError
-		if _, _, err := v.verify(k.all()...); !errors.As(err, &found) || found.Fault != audit.CutOff && found.Fault != audit.Replayed {
-			t.Errorf("Verify returned %v", err)
-		}
-		noErr(t, v.Close())
-	})
-}
-
 // TestAuditSinkFails: calls go on for a minute while a sink fails or hangs. Then they are
 // refused, or go on, until it keeps checkpoints again.
 func TestAuditSinkFails(t *testing.T) {
