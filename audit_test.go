@@ -453,6 +453,30 @@ func TestAuditSinkFails(t *testing.T) {
 	}
 }
 
+// A full disk keeps nothing, and counts how often it is asked.
+type fullDisk struct{ asked atomic.Int64 }
+
+func (d *fullDisk) Keep(context.Context, *audit.Checkpoint) error {
+	if d.asked.Add(1) > 100 {
+		return nil // so that a test ends
+	}
+	return errors.New("disk is full")
+}
+
+// TestAuditSinkFailsToTheEnd: Close tries a sink that fails a few times, with pauses, and ends.
+func TestAuditSinkFailsToTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := new(fullDisk)
+		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{Sink: d}, cardvault.Sandbox)
+		v.importCard()
+		noErr(t, v.Close())
+		time.Sleep(time.Minute)
+		if n := d.asked.Load(); n == 0 || n > 20 {
+			t.Errorf("the sink was asked %d times", n)
+		}
+	})
+}
+
 func TestAuditRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{Retention: time.Hour}, cardvault.Sandbox)

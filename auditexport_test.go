@@ -83,7 +83,7 @@ func TestAuditExportMeanwhile(t *testing.T) {
 
 // An unwritable store refuses writes, while it is on.
 type unwritable struct {
-	store.Store
+	*memstore.Store
 	on atomic.Bool
 }
 
@@ -93,8 +93,6 @@ func (s *unwritable) Update(ctx context.Context, fn func(store.Tx) error) error 
 	}
 	return s.Store.Update(ctx, fn)
 }
-
-func (s *unwritable) Unwrap() store.Store { return s.Store }
 
 // A firstByte calls first before it takes the first byte.
 type firstByte struct {

@@ -35,12 +35,21 @@ func (a *audited) restore(state []*store.Record) {
 		}
 		return nil
 	}))
-	noErr(a.t, a.store.Update(a.t.Context(), func(tx store.Tx) error {
-		for _, r := range state {
-			tx.Put(r.Clone())
-		}
-		return nil
-	}))
+	for version, more := uint64(1), true; more; version++ { // a store takes versions one by one
+		more = false
+		noErr(a.t, a.store.Update(a.t.Context(), func(tx store.Tx) error {
+			for _, r := range state {
+				if r.Version < version {
+					continue
+				}
+				more = true
+				next := r.Clone()
+				next.Version = version
+				tx.Put(next)
+			}
+			return nil
+		}))
+	}
 }
 
 // TestAuditRestored: a store is put back to before a rotation or a revocation, which is undone.

@@ -73,7 +73,7 @@ func (s *sink) work() {
 func (s *sink) take() *audit.Checkpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.resume == nil {
+	if s.resume == nil && !s.ended {
 		for account, c := range s.latest {
 			if !s.busy[account] {
 				s.busy[account] = true
@@ -146,10 +146,10 @@ func (s *sink) behind() error {
 	return nil
 }
 
-// close waits until all checkpoints are kept, or ctx ends.
+// close waits until all checkpoints are kept, or ctx ends. A sink that fails has its pauses.
 func (s *sink) close(ctx context.Context) {
+	defer s.end()
 	s.mu.Lock()
-	s.ended = true
 	if s.resume != nil {
 		s.resume.Stop()
 		s.resume = nil
@@ -169,5 +169,15 @@ func (s *sink) close(ctx context.Context) {
 	case <-idle:
 	case <-ctx.Done():
 		s.log.Error("audit sink has not kept the last checkpoints")
+	}
+}
+
+// end lets workers end, and starts none.
+func (s *sink) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.resume != nil {
+		s.resume.Stop()
 	}
 }
