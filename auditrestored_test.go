@@ -57,24 +57,23 @@ func (a *audited) restore(state []*store.Record) {
 // new process does not, since the store of then was in order. Only Verify does, by a
 // checkpoint that was kept elsewhere: the log ends before it, and later has another of its number.
 func TestAuditRestored(t *testing.T) {
-	ctx := t.Context()
 	for name, c := range map[string]struct {
 		change func(*audited, uuid.UUID) error // the id is of an API key
 		marked bool                            // a running process notices that it is undone
 	}{
 		"master key": {func(v *audited, _ uuid.UUID) error {
-			_, err := v.RotateKeys(ctx, nil)
+			_, err := v.RotateKeys(v.t.Context(), nil)
 			return err
 		}, true},
 		"audit key": {func(v *audited, _ uuid.UUID) error {
-			_, err := v.RotateSeries(ctx, cardvault.SeriesAudit, nil)
+			_, err := v.RotateSeries(v.t.Context(), cardvault.SeriesAudit, nil)
 			return err
 		}, true},
-		"API key": {func(v *audited, key uuid.UUID) error { return v.DeleteAPIKey(ctx, key) }, false},
+		"API key": {func(v *audited, key uuid.UUID) error { return v.DeleteAPIKey(v.t.Context(), key) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
-				k, s := new(keeper), memstore.New()
+				k, s, ctx := new(keeper), memstore.New(), t.Context()
 				v := openAudited(t, s, &cardvault.AuditOptions{Sink: k}, cardvault.Sandbox)
 				key, err := v.CreateAPIKey(ctx, "shop", cardvault.AllScopes(), nil)
 				noErr(t, err)
