@@ -116,7 +116,9 @@ func TestAuditRetentionLate(t *testing.T) {
 			first.importCard()
 		}
 		dying.dead.Store(true)
-		time.Sleep(40 * time.Minute) // nothing runs
+		time.Sleep(20 * time.Minute)
+		v.importCard() // and no process calls Run
+		time.Sleep(20 * time.Minute)
 		for range 40 {
 			v.importCard()
 			noErr(t, v.Drain(t.Context()))
