@@ -246,7 +246,7 @@ type AuditPage struct {
 	Records []*audit.Record
 
 	// Next continues the list after this page; zero: this is the last page. A page has fewer
-	// than Limit records if it took [auditlog.MaxScan] to find them.
+	// than Limit records if the vault has read 5,000 others to find them.
 	Next uuid.UUID
 }
 

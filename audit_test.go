@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -506,31 +507,91 @@ func TestAuditRetention(t *testing.T) {
 	})
 }
 
-// TestAuditFlood: a caller without a key does not fill the log.
+// TestAuditFlood: a caller without a key does not fill the log, and one with a key does not. Ten
+// refused calls that are alike have a record each, the others one. It names key and address of
+// all until there are too many calls.
 func TestAuditFlood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{}, cardvault.Sandbox)
-		const calls = 30000
-		for i := range calls {
-			actor := cardvault.Actor{Address: "192.0.2." + string(rune('0'+i%10))}
-			_, err := v.Authenticate(cardvault.WithActor(t.Context(), actor), "vk_test_nothing")
-			if !errors.Is(err, cardvault.ErrUnauthenticated) {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(2 * time.Minute)
-		_, records := (&audited{v.In(uuid.Nil), t, v.store}).verified()
-		sum := uint64(0)
-		for _, r := range records {
-			if r.Operation == "authenticate" {
-				sum += r.Calls
-			}
-		}
-		if sum != calls || len(records) > 130 {
-			t.Errorf("%d records stand for %d calls", len(records), sum)
-		}
-		noErr(t, v.Close())
-	})
+	for name, c := range map[string]struct {
+		calls, callers int
+		key            bool
+		single         int // records of one call
+		merged         []uint64
+		named          int // of the merged ones, which name their caller
+	}{
+		"one stranger":        {calls: 50, callers: 1, single: 10, merged: []uint64{40}, named: 1},
+		"strangers":           {calls: 30000, callers: 10, single: 100, merged: []uint64{29900}},
+		"a key":               {calls: 1500, callers: 1, key: true, single: 10, merged: []uint64{500, 990}, named: 1},
+		"a key, a few calls":  {calls: 10, callers: 1, key: true, single: 10},
+		"three, a few calls":  {calls: 45, callers: 3, single: 30, merged: []uint64{5, 5, 5}, named: 3},
+		"a stranger too many": {calls: 101, callers: 101, single: 100, merged: []uint64{1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := openAudited(t, memstore.New(), &cardvault.AuditOptions{}, cardvault.Sandbox)
+				of, operation, class := &audited{v.In(uuid.Nil), t, v.store}, "authenticate", "UNAUTHORIZED"
+				if c.key {
+					of, operation, class = v, "token.read", "INSUFFICIENT_SCOPE"
+				}
+				begin, key := time.Now(), uuid.New()
+				callers := map[audit.Actor]int{}
+				for i := range c.calls {
+					actor := cardvault.Actor{Address: fmt.Sprintf("192.0.2.%d", i%c.callers)}
+					if c.key {
+						actor.KeyID = key
+					}
+					callers[audit.Actor{KeyID: actor.KeyID, Address: actor.Address}] = 0
+					actor.RequestID = fmt.Sprintf("r-%d", i)
+					ctx := cardvault.WithActor(t.Context(), actor)
+					if c.key {
+						v.RecordRefusal(ctx, operation, audit.Refused, class)
+					} else if _, err := v.Authenticate(ctx, "vk_test_nothing"); !errors.Is(err, cardvault.ErrUnauthenticated) {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * time.Minute)
+
+				var single, named int
+				var merged []uint64
+				_, records := of.verified()
+				for _, r := range records {
+					if r.Operation != operation {
+						continue
+					}
+					if r.Outcome != audit.Refused || r.Error != class || !r.At.Equal(begin) || r.ObjectID != uuid.Nil || r.Actor.Name != "" {
+						t.Errorf("a record is %+v", r)
+					}
+					caller := audit.Actor{KeyID: r.Actor.KeyID, Address: r.Actor.Address}
+					_, known := callers[caller]
+					switch {
+					case r.Actor.RequestID != "":
+						single++
+						callers[caller]++
+						if !known || r.Calls != 1 {
+							t.Errorf("a call has the record %+v", r)
+						}
+					case known:
+						named++
+						fallthrough
+					default:
+						merged = append(merged, r.Calls)
+						if !known && r.Actor != (audit.Actor{}) {
+							t.Errorf("many calls have the record %+v", r)
+						}
+					}
+				}
+				slices.Sort(merged)
+				if single != c.single || named != c.named || !slices.Equal(merged, c.merged) {
+					t.Errorf("%d records of one call, and of %d calls, %d of these with a caller", single, merged, named)
+				}
+				for caller, n := range callers {
+					if n > 10 || n < 10 && c.callers <= 10 {
+						t.Errorf("%v has %d records of one call", caller, n)
+					}
+				}
+				noErr(t, v.Close())
+			})
+		})
+	}
 }
 
 // TestAuditFailedUses: each use of a card that has failed names its token and its caller, also

@@ -3,7 +3,6 @@ package auditlog
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -260,6 +259,3 @@ func (l *Log) exportOpen(ctx context.Context, rows ledger.Account, promises []pr
 	}
 	return nil
 }
-
-// ErrOff is returned by the calls that read the log of a vault without one.
-var ErrOff = errors.New("cardvault: the vault has no audit log")

@@ -208,7 +208,7 @@ func (s *segment) takes(row uuid.UUID) bool {
 // the write goes on without one.
 func (l *Log) Begin(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) (ledger.Entry, error) {
 	r := l.recordOf(ctx, rows, op, object)
-	err := l.Admit()
+	err := l.keeps()
 	if err == nil {
 		var e *entry
 		if e, err = l.entry(rows, r); err == nil {
@@ -218,8 +218,16 @@ func (l *Log) Begin(ctx context.Context, rows ledger.Account, op ledger.Operatio
 	return nil, l.without(err)
 }
 
-// Admit returns ErrFull if calls are refused at present.
+// Admit returns ErrFull if calls are refused at present that would be noted afterwards.
 func (l *Log) Admit() error {
+	if !l.Continue && l.notes.full() {
+		return ErrFull
+	}
+	return l.keeps()
+}
+
+// keeps returns ErrFull if calls are refused at present because of the sink.
+func (l *Log) keeps() error {
 	if l.sink != nil && !l.Continue {
 		return l.sink.behind()
 	}

@@ -73,7 +73,7 @@ func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation
 // NoteFirst records a call that is about to begin. The record is stored when NoteFirst returns
 // nil, unless calls go on without one. An error refuses the call.
 func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) error {
-	err := l.Admit()
+	err := l.keeps()
 	if err == nil {
 		_, err = ledger.Retry(ctx, func() (struct{}, error) {
 			return struct{}{}, l.writePart(ctx, []*audit.Record{l.recordOf(ctx, rows, op, object)})
@@ -178,16 +178,25 @@ func (n *notes) take(last bool) []*audit.Record {
 	return batch
 }
 
-// back takes records that could not be written, before later ones.
-func (n *notes) back(batch []*audit.Record) (lost int) {
+// back takes records that could not be written, before later ones. It returns for how many calls
+// those stand for which there is no room.
+func (n *notes) back(batch []*audit.Record) (lost uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.waiting = append(batch, n.waiting...)
-	if lost = len(n.waiting) - maxNotes; lost <= 0 {
-		return 0
+	kept := min(len(n.waiting), maxNotes)
+	for _, r := range n.waiting[kept:] {
+		lost += r.Calls
 	}
-	n.waiting = n.waiting[:maxNotes]
+	n.waiting = n.waiting[:kept]
 	return lost
+}
+
+// full reports whether there is no room for another record.
+func (n *notes) full() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.waiting) >= maxNotes
 }
 
 var opNotes = ledger.Ends("audit.notes")
@@ -197,12 +206,8 @@ const OpLost = "audit.lost"
 
 // writeNotes writes the waiting records, grouped by account.
 func (l *Log) writeNotes(ctx context.Context, last bool) error {
-	batch := l.notes.take(last)
-	if n := l.lost.Swap(0); n > 0 {
-		batch = append(batch, &audit.Record{At: ledger.Now(), Operation: OpLost, Outcome: audit.Failed, Error: "unavailable", Calls: uint64(n)})
-	}
 	byAccount := map[uuid.UUID][]*audit.Record{}
-	for _, r := range batch {
+	for _, r := range l.notes.take(last) {
 		byAccount[r.AccountID] = append(byAccount[r.AccountID], r)
 	}
 	var parts [][]*audit.Record
@@ -212,10 +217,17 @@ func (l *Log) writeNotes(ctx context.Context, last bool) error {
 		}
 		parts = append(parts, of)
 	}
+	if n := l.lost.Swap(0); n > 0 {
+		parts = append(parts, []*audit.Record{{At: ledger.Now(), Operation: OpLost, Outcome: audit.Failed, Error: "unavailable", Calls: uint64(n)}})
+	}
 
 	return each(parts, func(part []*audit.Record) error {
 		err := l.writePart(ctx, part)
-		if err != nil && !errors.Is(err, ledger.ErrOutcomeUnknown) {
+		switch {
+		case err == nil, errors.Is(err, ledger.ErrOutcomeUnknown):
+		case part[0].Operation == OpLost: // which takes the place of no other
+			l.lost.Add(int64(part[0].Calls))
+		default:
 			l.lost.Add(int64(l.notes.back(part)))
 		}
 		return err
