@@ -180,7 +180,7 @@ func (a Account) Note(ctx context.Context, op Operation, object uuid.UUID, err e
 	return a.config.Audit.Note(ctx, a.In(a.ID), op, object, err)
 }
 
-// NoteFirst records a call in the audit log before it begins: one that lets much out of the vault.
+// NoteFirst records a call in the audit log before it begins, such as a backup.
 // The record is durable when NoteFirst returns nil, unless calls go on without records.
 func (a Account) NoteFirst(ctx context.Context, op Operation, object uuid.UUID) error {
 	if a.config.Audit == nil {
