@@ -424,7 +424,7 @@ func (l *Log) erase(ctx context.Context, rows ledger.Account, _ *store.Record) (
 
 // readable returns number and time of a readable checkpoint, the first one from a number on or a
 // later one, with growing steps over a gap. Without any the number is above the last, and the
-// time is that of the end of the chain.
+// time is the latest of the chain.
 func (l *Log) readable(ctx context.Context, rows ledger.Account, c *chain, number uint64) (uint64, time.Time, error) {
 	for step := uint64(1); number <= c.number; step *= 2 {
 		k, err := l.readCheckpoint(ctx, rows, number)
@@ -449,8 +449,8 @@ func (l *Log) later(ctx context.Context, rows ledger.Account, c *chain, due time
 }
 
 // eraseOne erases the oldest declared checkpoint, its records before it. With the last declared
-// one go the records that are older than all that are left may be: those of a damaged
-// checkpoint, and damaged ones.
+// one it erases older records that no remaining checkpoint can have: records of a damaged
+// checkpoint, and damaged records.
 func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int, error) {
 	k, err := l.readCheckpoint(ctx, rows, c.swept+1)
 	switch {

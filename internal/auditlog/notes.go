@@ -178,17 +178,17 @@ func (n *notes) take(last bool) []*audit.Record {
 	return batch
 }
 
-// back takes records that could not be written, before later ones. It returns for how many calls
-// those stand for which there is no room.
+// back takes records that could not be written, before later ones. It returns the number of
+// calls without room for their records.
 func (n *notes) back(batch []*audit.Record) (lost uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.waiting = append(batch, n.waiting...)
-	kept := min(len(n.waiting), maxNotes)
-	for _, r := range n.waiting[kept:] {
+	room := min(len(n.waiting), maxNotes)
+	for _, r := range n.waiting[room:] {
 		lost += r.Calls
 	}
-	n.waiting = n.waiting[:kept]
+	n.waiting = n.waiting[:room]
 	return lost
 }
 
