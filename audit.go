@@ -322,8 +322,7 @@ func (v *Vault) AllAuditRecords(ctx context.Context, q *AuditQuery) iter.Seq2[*a
 // length of the log. The handle In(uuid.Nil) has the log of the whole vault. A damaged log is
 // not an error: Verify names the damage. The call is recorded before the first byte is written.
 //
-// Errors: ErrNotEnabled without Options.Audit; ErrUnavailable if the call cannot be recorded;
-// errors of w.
+// Errors: ErrNotEnabled without Options.Audit; ErrUnavailable without a record; errors of w.
 func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time) (err error) {
 	defer v.doing(ctx, "export audit log", &err)
 	if v.audit == nil {

@@ -92,11 +92,9 @@ func reported(to func(BackupProgress)) func(backup.Progress) {
 // verifies it. It has the wrapped keys of the vault, and never the key-encryption key. It shows
 // who has it as much as the store shows: numbers and times of records, but no card.
 //
-// Several backups may be made at a time. The audit log has the call before the first byte is
-// written. opts may be nil.
+// Several backups may be made at a time. The audit log has each before its first byte. opts may be nil.
 //
-// Errors: [ErrUnavailable] if records change faster than w takes the stream, or if the call
-// cannot be recorded, see [AuditOptions.Failure]; ErrNotEnabled for a
+// Errors: [ErrUnavailable] without that record, or if records change faster than w takes the stream; ErrNotEnabled for a
 // store that is neither a Snapshotter nor a [store.Watcher], or one of w. Then the stream is
 // incomplete. ErrDamaged with a report is returned for a complete stream, in which records
 // are missing because the store cannot read them.
