@@ -8,8 +8,8 @@ import "github.com/chromedp/chromedp/kb"
 func (s *sandbox) testReference() {
 	id := s.stored(0)
 	p := s.open(1280)
-	p.click("header a[href='/reference']")
-	p.wait(`document.readyState === "complete" && document.title.includes("reference")`)
+	p.leave("header a[href='/reference']")
+	want(&p.world, true, `document.title.includes("reference")`)
 	see := func(state string) {
 		s.t.Helper()
 		p.world.axe(state)

@@ -273,6 +273,15 @@ func (p *tab) click(selector string, args ...any) {
 	}
 }
 
+// leave clicks on an element that loads a page, and waits until that is there. It is done
+// without the mouse: an answer to it would meet the page that ends.
+func (p *tab) leave(selector string) {
+	p.t.Helper()
+	p.middle(selector)
+	click := p.script(`void setTimeout(() => document.querySelector(%s).click())`, []any{selector})
+	during(p, page.LoadEventFired, nil, chromedp.Evaluate[chromedp.Void](click, func(p *runtime.EvaluateParams) { p.UserGesture = new(true) }))
+}
+
 // during runs a function and waits for an event that results from it.
 func during[E, T any](p *tab, event cdp.Event[E], match func(E) bool, trigger chromedp.Action[T]) {
 	p.t.Helper()
@@ -647,8 +656,7 @@ func (s *sandbox) testRestarted() {
 	s.start(strings.TrimPrefix(s.Base, "http://"))
 	p.text("#trouble", "This page has expired, or the sandbox was restarted. Reload the page.")
 	p.screenshot("restarted")
-	// Without the mouse: an answer to it would meet the page that ends.
-	during(p, page.LoadEventFired, nil, chromedp.Evaluate[chromedp.Void](`void setTimeout(() => document.querySelector("#reload").click())`))
+	p.leave("#reload")
 	p.enter()
 	p.read = 0
 	p.await("ready")
