@@ -19,15 +19,15 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 )
 
 // vaultsuite.Run tests a vault on any store. The tests here cover the folder of Open and
 // whether secrets show outside.
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 const (
 	secretNumber = "4532015112830366"

@@ -19,10 +19,10 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/forward"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/invalid"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 )
 
 // A forwarder that heeded these would reach nothing at all.
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childDir) != "" {
 		os.Exit(child())
 	}
-	goleak.VerifyTestMain(m)
+	goroutines.Verify(m)
 }
 
 const (

@@ -9,15 +9,15 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networks"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 func simulator(t testing.TB, name string) *simnet.Network {
 	t.Helper()

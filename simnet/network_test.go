@@ -7,15 +7,15 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/store/storetest"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 // The simulator keeps the contract of a network, on every store, and whether its network
 // tokens become active at once or later.

@@ -3,7 +3,7 @@ package vaulttest_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/cardvault/cardvault/internal/goroutines"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }

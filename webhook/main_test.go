@@ -16,11 +16,11 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/webhook"
 	"github.com/cardvault/cardvault/webhook/webhooktest"
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 )
 
 // A sender that used these proxies would reach nothing at all.
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 			log.Fatal(err)
 		}
 	}
-	goleak.VerifyTestMain(m)
+	goroutines.Verify(m)
 }
 
 // secret returns a secret of n bytes.

@@ -28,6 +28,7 @@ import (
 	"github.com/cardvault/cardvault/forward"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -35,10 +36,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/google/uuid"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 const (
 	secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
@@ -21,7 +22,7 @@ import (
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 func TestContract(t *testing.T) {
 	storetest.RunCodes(t, storetest.CodesHarness{Open: func(testing.TB) store.CodeCache { return codes.New(1000, nil) }})

@@ -15,14 +15,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/cardvault/cardvault/internal/goroutines"
 
 	"github.com/cardvault/cardvault/internal/realtest"
 )
 
 var postgres = realtest.SharedPostgreSQL(nil)
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(postgres.Main(m)) }
+func TestMain(m *testing.M) { goroutines.Verify(postgres.Main(m)) }
 
 func TestShared(t *testing.T) {
 	one := postgres.Get(t)

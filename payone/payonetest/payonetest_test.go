@@ -11,15 +11,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/payone"
 	"github.com/cardvault/cardvault/payone/payonetest"
 	"github.com/cardvault/cardvault/ppan"
 	"github.com/cardvault/cardvault/simnet"
 	"github.com/cardvault/cardvault/vaulttest"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 const pan = "4242424242424242"
 

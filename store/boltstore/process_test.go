@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/cardvault/cardvault/internal/goroutines"
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	})
 	path := os.Getenv(childEnv)
 	if path == "" {
-		goleak.VerifyTestMain(m)
+		goroutines.Verify(m)
 		return
 	}
 	if err := hold(path); err != nil {

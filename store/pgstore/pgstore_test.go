@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(postgres.Main(m))
+	goroutines.Verify(postgres.Main(m))
 }
 
 // pool returns connections to a database that are closed at the end of the test.

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/google/uuid"
 	"github.com/valkey-io/valkey-go"
-	"go.uber.org/goleak"
 
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
@@ -26,7 +26,7 @@ import (
 	"github.com/cardvault/cardvault/store/valkeycodes"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 func at(addr string) valkey.ClientOption { return valkey.ClientOption{InitAddress: []string{addr}} }
 

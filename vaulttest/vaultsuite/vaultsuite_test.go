@@ -7,16 +7,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cardvault/cardvault/internal/goroutines"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/store/storetest"
 	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 func mem(testing.TB) store.Store { return memstore.New() }
 

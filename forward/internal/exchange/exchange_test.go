@@ -20,10 +20,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/cardvault/cardvault/internal/goroutines"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goroutines.Verify(m) }
 
 // open returns a client of a server.
 func open(t testing.TB, server *httptest.Server, http2 bool) *Client {
