@@ -218,7 +218,7 @@ type Shared struct {
 //
 //	var postgres = realtest.SharedPostgreSQL(nil)
 //
-//	func TestMain(m *testing.M) { goroutines.Verify(postgres.Main(m)) }
+//	func TestMain(m *testing.M) { goleak.VerifyTestMain(postgres.Main(m)) }
 func SharedPostgreSQL(o *PostgreSQLOptions) *Shared { return &Shared{options: o} }
 
 // Get returns the server that all tests share: a test that needs to kill one starts
