@@ -352,6 +352,17 @@ type Watcher interface {
 	Watch(changing func([]Key) (changed func())) (stop func())
 }
 
+// A Scrubber is a Store whose place keeps the bytes of deleted records until it needs their
+// room. A decorator of a Scrubber is one only if it has the method itself.
+type Scrubber interface {
+	// Scrub overwrites what Updates that returned before have deleted or changed, in the place
+	// of the store. It returns when that is durable, or with an error before. It goes on beside
+	// other calls, and cannot reach what Views that began before still see: it waits for them.
+	//
+	// Copies that the store did not make, such as a snapshot of the file system, keep theirs.
+	Scrub(ctx context.Context) error
+}
+
 // A Loader is implemented by the Tx of a store into which a backup can be restored. If the Tx
 // is [Divided], the Tx of each account is one as well.
 type Loader interface {

@@ -78,6 +78,8 @@ type config struct {
 	remove   func(path string) error
 	syncDir  func(dir string) error
 	room     func(dir string) (bytes int64, known bool)
+
+	scrubPause time.Duration // from a commit until free pages are filled with zeros; 0: they are not without Scrub
 }
 
 var defaults = config{
@@ -90,6 +92,8 @@ var defaults = config{
 	remove:   os.Remove,
 	syncDir:  syncDir,
 	room:     roomIn,
+
+	scrubPause: 30 * time.Second,
 }
 
 // A Store is a [store.Store] in one file. Get one from [Open].
@@ -128,12 +132,15 @@ type Store struct {
 	compactAt time.Time   // not before
 	copying   *compaction // under way
 	unnamed   bool        // the name of the file is not known to be durable
+
+	scrub scrub
 }
 
 var (
-	_ store.Store   = (*Store)(nil)
-	_ store.Counter = (*Store)(nil)
-	_ store.Watcher = (*Store)(nil)
+	_ store.Store    = (*Store)(nil)
+	_ store.Counter  = (*Store)(nil)
+	_ store.Watcher  = (*Store)(nil)
+	_ store.Scrubber = (*Store)(nil)
 )
 
 // View implements [store.Store]. It returns store.ErrUnavailable after a failure
@@ -142,11 +149,11 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	h, err := s.use()
+	h, reading, err := s.use()
 	if err != nil {
 		return err
 	}
-	defer h.users.Done()
+	defer h.done(reading)
 
 	tx, err := h.begin(false)
 	if err != nil {
@@ -161,15 +168,21 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return fn(r)
 }
 
-// use returns the open file for a call that must say when it is done.
-func (s *Store) use() (*handle, error) {
+// use returns the open file for a call that must say when it is done, by done.
+func (s *Store) use() (h *handle, reading *atomic.Int64, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.h == nil {
-		return nil, s.failed
+		return nil, nil, s.failed
 	}
 	s.h.users.Add(1)
-	return s.h, nil
+	s.h.reading.Add(1)
+	return s.h, s.h.reading, nil
+}
+
+func (h *handle) done(reading *atomic.Int64) {
+	reading.Add(-1)
+	h.users.Done()
 }
 
 // Update implements [store.Store]. It runs fn in another goroutine than the
@@ -196,6 +209,9 @@ func (s *Store) Changes(kind store.Kind) uint64 {
 func (s *Store) Close() (err error) {
 	s.closed.Do(func() {
 		s.queue.Close()
+		if s.scrub.timer != nil {
+			s.scrub.timer.Stop()
+		}
 		s.dropCopy()
 		s.closing.Wait()
 		s.mu.Lock()

@@ -28,11 +28,11 @@ func (s *Store) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	h, err := s.use()
+	h, reading, err := s.use()
 	if err != nil {
 		return err
 	}
-	defer h.users.Done()
+	defer h.done(reading)
 
 	// bbolt's own check requires that there are no other writers.
 	tx, err := h.begin(true)

@@ -461,6 +461,7 @@ func (s *Store) replace() error {
 	s.h = c.copy
 	s.mu.Unlock()
 	s.copying, s.best, s.sample, s.wasteful, s.group.w.full = nil, best, sample{}, false, false
+	s.scrub.restart()
 	s.log.Info("the file was compacted", "before", before.Size(), "after", after.Size())
 	// Readers may still use the file, and the system frees a large one slowly.
 	s.closing.Go(func() {

@@ -25,11 +25,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// restless is small, and compacts its file without end.
+// restless is small, compacts its file without end, and scrubs it all the time.
 func restless() config {
 	c := small
 	c.part = 4 << 10
 	c.wasteful = func(*sample, int, float64) bool { return true }
+	c.scrubPause = time.Millisecond
 	return c
 }
 

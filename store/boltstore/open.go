@@ -105,6 +105,7 @@ func openWith(ctx context.Context, path string, opts *Options, c config) (*Store
 			_ = c.remove(path)
 		}
 	})
+	s.freed() // by a process of before
 	s.queue.Start(s.step)
 	return s, nil
 }
@@ -145,6 +146,9 @@ type handle struct {
 	pavedTo int64          // where pave has ended; owned by the writing goroutine
 	users   sync.WaitGroup // calls that use the file
 
+	reading *atomic.Int64   // calls that began since the last part of a scrub; guarded by Store.mu
+	earlier []*atomic.Int64 // calls that began before; owned by the writing goroutine
+
 	beginning sync.Mutex
 	// stuck is set when a panic has left bbolt with locks held: then not even
 	// closing it would return, so the handle is only given up.
@@ -153,7 +157,7 @@ type handle struct {
 
 // openHandle opens an existing file without waiting for its lock.
 func openHandle(path string, c config) (*handle, error) {
-	h := new(handle)
+	h := &handle{reading: new(atomic.Int64)}
 	opened := func(path string, flag int, mode os.FileMode) (*os.File, error) {
 		// bbolt would make a file that is not there and fill an empty one.
 		f, err := os.OpenFile(path, flag&^os.O_CREATE, mode)

@@ -54,6 +54,7 @@ func (s *Store) step() bool {
 	var wake <-chan time.Time
 	if g.tx == nil {
 		wake = s.tend()
+		s.scrubOn()
 	}
 	c, ok := s.queue.Next(g.calls, wake)
 	switch {
@@ -225,6 +226,7 @@ func (s *Store) commit() {
 			return
 		}
 		s.changing()
+		s.freed()
 		g.w.full = g.w.full && s.h.size() <= s.fullAt
 		g.rows = g.rows[:0]
 	}
@@ -421,4 +423,5 @@ func (s *Store) reopen() {
 	}
 
 	s.h, s.failed = h, nil
+	s.scrub.restart()
 }

@@ -1,0 +1,295 @@
+package boltstore
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/cardvault/cardvault/store"
+)
+
+// A commit of bbolt writes changed pages to other places and frees the former ones, which keep
+// their bytes until they are used again: those of records that were deleted too. A scrub fills
+// free pages with zeros. The writing goroutine does it in parts between its groups, so no page
+// can become used or free meanwhile, and a part begins only when no View can see a page that is
+// free by now. A crash at any time leaves pages that nothing refers to as they were, zero, or
+// in part so.
+
+// Bounds of a part of a scrub.
+const (
+	scrubTime  = 3 * time.Millisecond // of reading and writing, before the sync
+	scrubPages = 256                  // that are written
+	scrubWait  = 2 * time.Millisecond // for Views that began before the part
+	scrubRest  = 4                    // nothing is scrubbed for so many times as long as a part took
+
+	viewPause = 50 * time.Millisecond // before the next attempt when a View did not end
+)
+
+// A scrub belongs to the writing goroutine.
+type scrub struct {
+	next  uint64      // page from which the pass goes on; 0: none is under way
+	freed bool        // pages were freed since the pass began
+	at    time.Time   // not before
+	timer *time.Timer // wakes the goroutine then
+
+	asked   []chan<- error // calls of Scrub that wait for the next pass
+	waiting []chan<- error // those that wait for the end of this one
+}
+
+// Scrub implements [store.Scrubber]. It waits for Views that began before. Without a call the
+// same is done within a minute after a commit, or after a View that was open then.
+func (s *Store) Scrub(ctx context.Context) error {
+	done := make(chan error, 1)
+	err := s.queue.Do(ctx, &call{fn: func(store.Tx) error {
+		// This runs in the writing goroutine, again if the group of the call has failed.
+		if !slices.Contains(s.scrub.asked, chan<- error(done)) {
+			s.scrub.asked = append(s.scrub.asked, done)
+		}
+		s.scrub.at = time.Now()
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.queue.Closing():
+		return store.ErrClosed
+	}
+}
+
+// freed notes that a commit has freed pages.
+func (s *Store) freed() {
+	s.scrub.freed = true
+	if s.scrub.next == 0 && s.scrub.at.IsZero() && s.config.scrubPause > 0 {
+		s.scrubAfter(s.config.scrubPause)
+	}
+}
+
+// scrubAfter has the next part come after a pause. If there is nothing to do then, the goroutine
+// is woken by a call that does nothing; a full queue wakes it anyway.
+func (s *Store) scrubAfter(pause time.Duration) {
+	c := &s.scrub
+	c.at = time.Now().Add(pause)
+	if c.timer != nil {
+		c.timer.Reset(pause)
+		return
+	}
+	c.timer = time.AfterFunc(pause, func() {
+		s.queue.Offer(&call{fn: func(store.Tx) error { return nil }}, func(error) {})
+	})
+}
+
+// scrubOn does the next part of a scrub, if its time has come. No group may be open.
+func (s *Store) scrubOn() {
+	c := &s.scrub
+	begun := time.Now()
+	if c.at.IsZero() || begun.Before(c.at) {
+		return
+	}
+	if c.next == 0 {
+		c.next, c.freed = 1, false
+		c.asked, c.waiting = nil, c.asked
+	}
+
+	ended, err := false, s.failed
+	if s.h != nil {
+		if !s.h.alone(s, begun.Add(scrubWait)) {
+			s.scrubAfter(viewPause)
+			return
+		}
+		ended, err = s.scrubPart()
+	}
+	if !ended && err == nil {
+		s.scrubAfter(max(time.Millisecond, scrubRest*time.Since(begun)))
+		return
+	}
+
+	for _, done := range c.waiting {
+		select {
+		case done <- err:
+		default: // its call was in two groups, since the first has failed
+		}
+	}
+	if err != nil {
+		s.log.Warn("free pages of the file keep what was deleted", "error", err)
+	}
+	c.next, c.waiting, c.at = 0, nil, time.Time{}
+	switch {
+	case len(c.asked) > 0:
+		s.scrubAfter(0)
+	case err != nil || c.freed:
+		s.freed()
+	}
+}
+
+// restart has a pass begin anew, since its file is another one now.
+func (c *scrub) restart() {
+	if c.next > 0 {
+		c.next = 1
+	}
+}
+
+// scrubPart fills free pages with zeros, from the next page of the pass on, and reports whether
+// there are no others. What it has written is durable.
+func (s *Store) scrubPart() (ended bool, err error) {
+	// What the last commit of another process, or of a former handle, has freed is free for sure
+	// only if that commit is durable.
+	if s.scrub.next == 1 {
+		if err := s.scrubSync(); err != nil {
+			return false, err
+		}
+		s.scrub.next = 2
+	}
+	wrote, ended, err := s.erasePages()
+	if wrote > 0 {
+		err = errors.Join(err, s.scrubSync())
+	}
+	return ended && err == nil, err
+}
+
+func (s *Store) erasePages() (wrote int, ended bool, err error) {
+	tx, err := s.h.begin(true)
+	if err != nil {
+		return 0, false, err
+	}
+	defer s.h.rollback(tx)
+
+	err = guarded(func() error {
+		free, err := freePagesOf(s.h.file, tx)
+		if err != nil {
+			return err
+		}
+		from, _ := slices.BinarySearch(free, s.scrub.next)
+		size, end := tx.DB().Info().PageSize, time.Now().Add(scrubTime)
+		page := make([]byte, size)
+		for n, id := range free[from:] {
+			if wrote == scrubPages || n%64 == 63 && time.Now().After(end) {
+				s.scrub.next = id
+				return nil
+			}
+			// bbolt's own list is asked too: a mistake here would erase records.
+			if info, err := tx.Page(int(id)); err != nil || info == nil || info.Type != "free" {
+				return errors.Join(err, fmt.Errorf("%w: page %d is not free", store.ErrDamaged, id))
+			}
+			at := int64(id) * int64(size)
+			if _, err := s.h.file.ReadAt(page, at); err != nil {
+				return err
+			}
+			if isZero(page) {
+				continue
+			}
+			if _, err := s.h.file.WriteAt(zeros[:size], at); err != nil {
+				return err
+			}
+			wrote++
+		}
+		ended = true
+		return nil
+	})
+	return wrote, ended, err
+}
+
+// scrubSync makes the file durable. bbolt's own file is synced, in the goroutine that commits:
+// the system tells of a failed write only once.
+func (s *Store) scrubSync() error {
+	if s.config.noSync {
+		return nil
+	}
+	err := guarded(s.h.db.Sync)
+	if err != nil {
+		s.reopen() // as after a commit that could not be synced
+	}
+	return err
+}
+
+func isZero(page []byte) bool {
+	for ; len(page) >= 8; page = page[8:] {
+		if binary.NativeEndian.Uint64(page) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// freePagesOf returns the numbers of the pages that were free after the last commit, in order,
+// from the page on which that has written them. tx must be writable, and not have written.
+func freePagesOf(file io.ReaderAt, tx *bolt.Tx) ([]uint64, error) {
+	size := int64(tx.DB().Info().PageSize)
+	damaged := fmt.Errorf("%w: the list of free pages", store.ErrDamaged)
+
+	// A meta page has, behind its header: a magic number, a version, the size of a page and
+	// flags (4 bytes each), the root page and its sequence, the page of the free ones, the end
+	// of the pages, and the number of the transaction (8 each).
+	const freelistAt, idAt, metaSize = pageHeader + 32, pageHeader + 48, pageHeader + 64
+	list := uint64(0)
+	for n := range int64(2) {
+		meta := make([]byte, metaSize)
+		if _, err := file.ReadAt(meta, n*size); err != nil {
+			return nil, err
+		}
+		if binary.NativeEndian.Uint64(meta[idAt:]) == uint64(tx.ID()-1) {
+			list = binary.NativeEndian.Uint64(meta[freelistAt:])
+		}
+	}
+	end := uint64(tx.Size() / size)
+	if list < 2 || list >= end {
+		return nil, damaged
+	}
+
+	// The page has, behind its header, the numbers (8 each). The header says how many (2), and
+	// if that is its largest value, the first number does.
+	const freelistPage, many = 0x10, 0xffff
+	head := make([]byte, pageHeader+8)
+	if _, err := file.ReadAt(head, int64(list)*size); err != nil {
+		return nil, err
+	}
+	count, at := uint64(binary.NativeEndian.Uint16(head[10:])), int64(pageHeader)
+	if count == many {
+		count, at = binary.NativeEndian.Uint64(head[pageHeader:]), at+8
+	}
+	extent := int64(binary.NativeEndian.Uint32(head[12:])) + 1
+	if pageType(head) != freelistPage || count > end || at+8*int64(count) > extent*size {
+		return nil, damaged
+	}
+	raw := make([]byte, 8*count)
+	if _, err := file.ReadAt(raw, int64(list)*size+at); err != nil {
+		return nil, err
+	}
+	free := make([]uint64, count)
+	for n := range free {
+		free[n] = binary.NativeEndian.Uint64(raw[8*n:])
+	}
+	if !slices.IsSorted(free) {
+		return nil, damaged
+	}
+	return free, nil
+}
+
+// alone waits for Views that began before it was called, until end, and reports whether all have
+// ended. Those that begin later see what the last commit has left, and no page that is free.
+func (h *handle) alone(s *Store, end time.Time) bool {
+	s.mu.Lock()
+	h.earlier, h.reading = append(h.earlier, h.reading), new(atomic.Int64)
+	s.mu.Unlock()
+	for {
+		h.earlier = slices.DeleteFunc(h.earlier, func(n *atomic.Int64) bool { return n.Load() == 0 })
+		if len(h.earlier) == 0 {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+}
