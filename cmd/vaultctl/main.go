@@ -119,7 +119,7 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
 	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.changeKey(),
-		c.backup(), c.restore(), c.thaw(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
+		c.backup(), c.restore(), c.thaw(), c.scrub(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }
 

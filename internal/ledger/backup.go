@@ -90,6 +90,15 @@ func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, r
 	return []*store.Record{m.record(), mark(next), countRecord(next, 0, 1)}, store.Key{Kind: KindMeta, ID: markID(k.Keys.Generation)}, nil
 }
 
+// Scrub is the method of store.Scrubber. It reports false if the store does not have it.
+func (l *Ledger) Scrub(ctx context.Context) (able bool, err error) {
+	s, able := l.store.Store.(store.Scrubber)
+	if !able {
+		return false, nil
+	}
+	return true, l.outcome(s.Scrub(ctx))
+}
+
 // Check is the method of store.Checker, in a transaction of its own. It reports false if the
 // transactions of the store do not have it.
 func (l *Ledger) Check(ctx context.Context, place []byte, limit int) (found []store.Disagreement, next []byte, able bool, err error) {

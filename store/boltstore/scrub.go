@@ -16,7 +16,7 @@ import (
 )
 
 // A commit of bbolt writes changed pages to other places and frees the former ones, which keep
-// their bytes until they are used again: those of records that were deleted too. A scrub fills
+// their bytes until they are used again: also of records that were deleted. A scrub fills
 // free pages with zeros. The writing goroutine does it in parts between its groups, so no page
 // can become used or free meanwhile, and a part begins only when no View can see a page that is
 // free by now. A crash at any time leaves pages that nothing refers to as they were, zero, or
@@ -40,7 +40,7 @@ type scrub struct {
 	timer *time.Timer // wakes the goroutine then
 
 	asked   []chan<- error // calls of Scrub that wait for the next pass
-	waiting []chan<- error // those that wait for the end of this one
+	waiting []chan<- error // calls that wait for the end of this one
 }
 
 // Scrub implements [store.Scrubber]. It waits for Views that began before. Without a call the
@@ -122,7 +122,7 @@ func (s *Store) scrubOn() {
 		}
 	}
 	if err != nil {
-		s.log.Warn("free pages of the file keep what was deleted", "error", err)
+		s.log.Warn("free pages of the file keep deleted records", "error", err)
 	}
 	c.next, c.waiting, c.at = 0, nil, time.Time{}
 	switch {
@@ -141,7 +141,7 @@ func (c *scrub) restart() {
 }
 
 // scrubPart fills free pages with zeros, from the next page of the pass on, and reports whether
-// there are no others. What it has written is durable.
+// there are no others. Its writes are durable.
 func (s *Store) scrubPart() (ended bool, err error) {
 	// What the last commit of another process, or of a former handle, has freed is free for sure
 	// only if that commit is durable.
@@ -201,7 +201,7 @@ func (s *Store) erasePages() (wrote int, ended bool, err error) {
 }
 
 // scrubSync makes the file durable. bbolt's own file is synced, in the goroutine that commits:
-// the system tells of a failed write only once.
+// the system reports a failed write only once.
 func (s *Store) scrubSync() error {
 	if s.config.noSync {
 		return nil
@@ -277,7 +277,7 @@ func freePagesOf(file io.ReaderAt, tx *bolt.Tx) ([]uint64, error) {
 }
 
 // alone waits for Views that began before it was called, until end, and reports whether all have
-// ended. Those that begin later see what the last commit has left, and no page that is free.
+// ended. Later Views see the last commit, and no page that is free.
 func (h *handle) alone(s *Store, end time.Time) bool {
 	s.mu.Lock()
 	h.earlier, h.reading = append(h.earlier, h.reading), new(atomic.Int64)
