@@ -241,7 +241,7 @@ func (v *Vault) EnsureAPIKey(ctx context.Context, text APIKeyText, label string,
 
 	asked := newAPIKey(label, scopes, opts)
 	digest := sha256.Sum256([]byte(secret))
-	given := &store.Record{Kind: kindGivenKey, ID: uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "given_key", digest[:])), Account: v.rows.ID, Version: 1}
+	given := &store.Record{Kind: kindGivenKey, ID: uuid.UUID(v.rows.Box.Stable(uuid.Nil, "given_key", digest[:])), Account: v.rows.ID, Version: 1}
 	return ledger.Retry(ctx, func() (*APIKey, error) {
 		is, err := apiKeys{v.rows}.given(ctx, given.ID)
 		switch {

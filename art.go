@@ -48,7 +48,7 @@ func (v *Vault) art(ctx context.Context, name, asset string) *art {
 		return nil
 	}
 
-	source := v.rows.Box.Lookup(v.rows.ID, "card art source", []byte(name+"\x00"+asset))
+	source := v.rows.Box.Stable(v.rows.ID, "card art source", []byte(name+"\x00"+asset))
 	id, err := shelf.Find(ctx, v.rows, source)
 	if id != uuid.Nil {
 		return &art{id: id, asset: asset}
@@ -129,9 +129,8 @@ func (v *Vault) dropArt(row, id uuid.UUID) func(store.Tx) error {
 	if id == uuid.Nil {
 		return func(store.Tx) error { return nil }
 	}
-	hash := v.artHash(id)
 	return func(tx store.Tx) error {
-		users, err := tx.Lookup(kindNetworkToken, hash, 2)
+		users, err := tx.Lookup(kindNetworkToken, v.artHash(id), 2)
 		switch {
 		case errors.Is(err, ErrDamaged): // it stays: a token may show it
 			return nil

@@ -820,12 +820,12 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 // before the network has answered: importing costs no entry of a random key.
 func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byte) {
 	if n.id != "" {
-		hashes = append(hashes, v.networkHash(n.network, n.id))
+		hashes = v.networkHashes(n.network, n.id)
 	} else if n.unsure {
-		hashes = append(hashes, v.networkHash(n.network, n.provisionKey(token)))
+		hashes = v.networkHashes(n.network, n.provisionKey(token))
 	}
 	if n.artID != uuid.Nil {
-		hashes = append(hashes, v.artHash(n.artID))
+		hashes = append(hashes, v.rows.Box.Lookups(v.rows.ID, artPurpose, n.artID[:])...)
 	}
 	return hashes
 }
@@ -833,10 +833,21 @@ func (v *Vault) networkLookups(token uuid.UUID, n *networkToken) (hashes [][]byt
 // networkHash returns the lookup key of a network token, across accounts: the handle
 // of the network, or the idempotency key while that is not known.
 func (c *core) networkHash(name, id string) []byte {
-	return c.ledger.Box.Lookup(uuid.Nil, "network token", []byte(name+"\x00"+id))
+	return c.ledger.Box.Lookup(uuid.Nil, networkPurpose, []byte(name+"\x00"+id))
 }
+
+// networkHashes returns all hashes by which a network token can be found: see networkHash.
+func (c *core) networkHashes(name, id string) [][]byte {
+	return c.ledger.Box.Lookups(uuid.Nil, networkPurpose, []byte(name+"\x00"+id))
+}
+
+// Purposes of hashes.
+const (
+	networkPurpose = "network token"
+	artPurpose     = "card art"
+)
 
 // artHash returns the lookup key of the tokens that show an art.
 func (v *Vault) artHash(id uuid.UUID) []byte {
-	return v.rows.Box.Lookup(v.rows.ID, "card art", id[:])
+	return v.rows.Box.Lookup(v.rows.ID, artPurpose, id[:])
 }

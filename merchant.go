@@ -95,9 +95,8 @@ func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantO
 	}
 
 	s := merchants{v.rows}
-	hash := s.nameHash(name)
 	return ledger.Retry(ctx, func() (*Merchant, error) {
-		m, err := s.hashed(ctx, hash)
+		m, err := s.hashed(ctx, s.nameHash(name))
 		if m == nil && err == nil { // a merchant of a former version has no hash
 			m, err = findMerchant(ctx, v, func(m *Merchant) bool { return m.Name == name })
 		}
@@ -109,7 +108,7 @@ func (v *Vault) EnsureMerchant(ctx context.Context, name string, opts *MerchantO
 			return m, nil
 		}
 		return s.put(ctx, name, nil, func(tx store.Tx) error {
-			found, err := tx.Lookup(kindMerchant, hash, 1)
+			found, err := tx.Lookup(kindMerchant, s.nameHash(name), 1)
 			if err == nil && len(found) > 0 {
 				err = ledger.ErrAgain // another call was faster
 			}
@@ -164,6 +163,10 @@ func (s merchants) nameHash(name string) []byte {
 	return s.Box.Lookup(s.ID, "merchant", []byte(name))
 }
 
+func (s merchants) nameHashes(name string) [][]byte {
+	return s.Box.Lookups(s.ID, "merchant", []byte(name))
+}
+
 // add completes a new merchant and returns its record.
 func (s merchants) add(m *Merchant) (*store.Record, error) {
 	row, err := s.NewRow()
@@ -173,7 +176,7 @@ func (s merchants) add(m *Merchant) (*store.Record, error) {
 	m.ID = s.Mask(kindMerchant, row)
 	m.CreatedAt = rowkey.Time(row)
 	r := s.NewRecord(kindMerchant, row)
-	r.Lookup = [][]byte{s.nameHash(m.Name)}
+	r.Lookup = s.nameHashes(m.Name)
 	return r, s.SealShown(r, tlv.Encode(m.fields))
 }
 

@@ -40,7 +40,7 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 	n = bound(n, name)
 	seen := &store.Record{
 		Kind:    kindNotice,
-		ID:      uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "notice", []byte(name+"\x00"+n.ID))[:16]),
+		ID:      uuid.UUID(v.rows.Box.Stable(uuid.Nil, "notice", []byte(name+"\x00"+n.ID))[:16]),
 		Due:     now().Add(noticeTTL),
 		Version: 1,
 	}
@@ -224,8 +224,6 @@ func (v *Vault) notifyMany(ctx context.Context, s *spread.Spread, seen *store.Re
 
 // spreadOn goes on with a spread until it is done or the claim is nearly over.
 func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread.Spread) error {
-	hash := v.networkHash(s.Notice.Token.Network, handleOf(s.Notice.Token))
-
 	for time.Until(j.Record.Due) > sendTimeout {
 		select {
 		case <-j.Ending:
@@ -243,6 +241,7 @@ func (v *Vault) spreadOn(ctx context.Context, j *jobs.Job, s *spread.Spread) err
 			return err // after the lease it goes on from where it was
 		}
 
+		hash := v.networkHash(s.Notice.Token.Network, handleOf(s.Notice.Token))
 		err = jobs.Each(all, func(r *store.Record) error {
 			if !ledger.Carries(r, hash) {
 				return nil

@@ -74,7 +74,7 @@ func (v *Vault) newRelease(name string, ref network.Ref, due time.Time) (*store.
 	l := &release{network: name, ref: ref}
 	r := &store.Record{Kind: kindRelease, ID: row, Account: v.rows.ID, Due: due, Version: 1}
 	if ref.ID != "" {
-		r.Lookup = [][]byte{v.networkHash(name, ref.ID)}
+		r.Lookup = v.networkHashes(name, ref.ID)
 	}
 	return r, v.rows.SealShown(r, l.encode())
 }
@@ -139,7 +139,7 @@ func (v *Vault) releaseNow(ctx context.Context, j *jobs.Job, l *release) error {
 		return v.jobs.Again(ctx, rec, l.encode())
 	case err == nil:
 		// Who holds it is seen when the job is claimed again.
-		rec.Lookup = [][]byte{v.networkHash(l.network, l.ref.ID)}
+		rec.Lookup = v.networkHashes(l.network, l.ref.ID)
 		rec.Due = now()
 		return v.jobs.Again(ctx, rec, l.encode())
 	case errors.Is(err, ErrClosed):

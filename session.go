@@ -218,7 +218,7 @@ func (v *Vault) openSession(ctx context.Context, id SessionID) (*visit, error) {
 // sessionRow returns the row key of a session: a keyed hash, so that readers of the store
 // cannot use the session.
 func (v *Vault) sessionRow(id uuid.UUID) uuid.UUID {
-	return uuid.UUID(v.rows.Box.Lookup(uuid.Nil, "session", id[:]))
+	return uuid.UUID(v.rows.Box.Stable(uuid.Nil, "session", id[:]))
 }
 
 // A Session is the public state of a session, as the holder of its id sees it.

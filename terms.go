@@ -35,7 +35,49 @@ func newSealer(v *Vault) *reseal.Sealer {
 		kindDelivery: {Busy: func(ctx context.Context, r *store.Record, _ []byte) (bool, error) {
 			return v.outbox.Busy(ctx, r)
 		}},
-	}, Keep: max(v.opts.IdempotencyTTL, v.opts.SecurityCodeTTL)})
+	}, Named: namedByHash, Keep: max(v.opts.IdempotencyTTL, v.opts.SecurityCodeTTL)})
+}
+
+// hashes returns what makes the hashes anew by which records are found. Hashes of card art and
+// those that are ids stay under the first lookup key, as [SeriesLookup] says.
+func (c *core) hashes() map[store.Kind]ledger.Hashes {
+	return map[store.Kind]ledger.Hashes{
+		kindToken: func(r *store.Record, plain []byte) ([][]byte, error) {
+			t, err := c.of(r.Account).decodeToken(r.ID, uuid.Nil, plain)
+			if err != nil {
+				return nil, err
+			}
+			return c.ledger.Box.Lookups(r.Account, businessKeyPurpose, []byte(t.BusinessKey)), nil
+		},
+		kindMerchant: func(r *store.Record, plain []byte) ([][]byte, error) {
+			var m Merchant
+			var f tlv.Fields
+			f.From(plain)
+			m.fields(&f)
+			return merchants{c.ledger.In(r.Account)}.nameHashes(m.Name), ledger.FieldsError(&f)
+		},
+		kindNetworkToken: func(r *store.Record, plain []byte) ([][]byte, error) {
+			n, err := decodeNetworkToken(plain)
+			if err != nil {
+				return nil, err
+			}
+			v := c.of(r.Account)
+			return v.networkLookups(v.rows.Mask(kindToken, r.ID), n), nil
+		},
+		kindRelease: func(_ *store.Record, plain []byte) ([][]byte, error) {
+			l, err := decodeRelease(plain)
+			if err != nil {
+				return nil, err
+			}
+			return c.networkHashes(l.network, l.ref.ID), nil
+		},
+		kindDelivery: func(r *store.Record, plain []byte) ([][]byte, error) { return c.outbox.Hashes(r, plain) },
+	}
+}
+
+// namedByHash are the kinds whose records have a hash of the first lookup key: most as their id.
+var namedByHash = []store.Kind{
+	kindSession, kindIdempotency, kindAnswer, kindMistakes, kindNotice, kindPayload, kindGivenKey, kindCredential, kindCardArt, kindSubmission,
 }
 
 // nextShown returns the shown part of the next version of a token that does not change:
@@ -105,6 +147,16 @@ const (
 	// under the new key. Then all tokens show that at once, and two minutes later the former ones
 	// and their key are erased. Until then the filter TokenListOptions.Fingerprint takes both.
 	SeriesFingerprint KeySeries = "fingerprint"
+
+	// SeriesLookup holds the keys of the hashes by which records are found: tokens by business
+	// key, merchants by name, network tokens, and deliveries. Vault.Run does the rotation, as that
+	// of SeriesFingerprint. Every record has both hashes before any call searches for the new one.
+	// Two minutes later the former ones are erased, and then their key is destroyed.
+	//
+	// Hashes that have to stay as they are stay under the first key, which is closed by the first
+	// rotation and never destroyed: ids of sessions, idempotency keys, payloads, network notices,
+	// credentials, given API keys and card art, and references of the account updater.
+	SeriesLookup KeySeries = "lookup"
 )
 
 // RotateSeries starts a new term of a series. The keys under which records are sealed have a
@@ -119,13 +171,20 @@ func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions
 	case SeriesAudit:
 		return rotate(ctx, v, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
 	case SeriesFingerprint:
-		made, err := rotate(ctx, v, ledger.OpRotateFingerprint, opts, v.ledger.RotateFingerprint)
-		if err == nil && !made.Replayed {
-			v.sealer.Woken()
-		}
-		return made, err
+		return rotateHashes(ctx, v, ledger.OpRotateFingerprint, opts, v.ledger.RotateFingerprint)
+	case SeriesLookup:
+		return rotateHashes(ctx, v, ledger.OpRotateLookup, opts, v.ledger.RotateLookup)
 	}
 	return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
+}
+
+// rotateHashes is rotate for a series of which Run does the rest.
+func rotateHashes(ctx context.Context, v *Vault, op ledger.Operation, opts *CallOptions, begin func(context.Context, func(store.Tx) error) error) (*Outcome, error) {
+	made, err := rotate(ctx, v, op, opts, begin)
+	if err == nil && !made.Replayed {
+		v.sealer.Woken()
+	}
+	return made, err
 }
 
 // A TermState says what the key of a term is used for.
@@ -134,8 +193,8 @@ type TermState string
 const (
 	TermPending   TermState = "pending"   // of hashes: they are made under it too, and not shown yet
 	TermActive    TermState = "active"    // records are sealed under it
-	TermReadable  TermState = "readable"  // records are read under it, and sealed anew under the active one
-	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more: see RetireTerm and SeriesFingerprint
+	TermReadable  TermState = "readable"  // records are read under it, and sealed anew under the active one; of SeriesLookup: found under it too
+	TermClosed    TermState = "closed"    // likewise, and nothing is written under it any more: see RetireTerm, and KeySeries for exceptions
 	TermDestroyed TermState = "destroyed" // the key is gone, and no record needs it
 )
 
@@ -161,11 +220,11 @@ type KeyTerm struct {
 	ClosedAt, DestroyedAt time.Time // zero before
 
 	// Overdue is whether Age is more than [Options.CryptoPeriod] while the term is active or
-	// has records.
+	// has records. What the first key of SeriesLookup keeps does not count.
 	Overdue bool
 
 	// Records is the number of records by kind, such as "token": those with a part or a
-	// fingerprint under this term. A record with two terms counts in both.
+	// hash under this term. A record with two terms counts in both.
 	Records map[string]int64
 }
 
@@ -196,6 +255,11 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 	for _, m := range v.ledger.Box.Keys().Fingerprints {
 		report.Others = append(report.Others, aged(v, termOf(v, SeriesFingerprint, &m, count.Prints[m.Number]), at))
 	}
+	for i, m := range v.ledger.Box.Keys().Lookups {
+		t := aged(v, termOf(v, SeriesLookup, &m, count.Lookups[m.Number]), at)
+		t.Overdue = t.Overdue && (i > 0 || t.State == TermActive) // what stays under the first key never moves
+		report.Others = append(report.Others, t)
+	}
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
 			report.Unreadable += n
@@ -206,7 +270,10 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 
 // termOf returns a term of the report, without its age.
 func termOf(v *Vault, s KeySeries, m *seal.Term, records map[store.Kind]int64) KeyTerm {
-	t := KeyTerm{Series: s, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, m), ClosedAt: m.Closed, DestroyedAt: m.Destroyed, Records: map[string]int64{}}
+	t := KeyTerm{Series: s, Number: m.Number, State: termStates[m.State], CreatedAt: termBegan(v, m), DestroyedAt: m.Destroyed, Records: map[string]int64{}}
+	if m.State != seal.Readable {
+		t.ClosedAt = m.Closed
+	}
 	for kind, n := range records {
 		t.Records[cmp.Or(names[kind].Kind, fmt.Sprint("kind ", kind))] += n
 	}
@@ -224,7 +291,7 @@ func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 }
 
 // Reseal seals records of former key terms anew, as Run does, and does no other background
-// work. It also goes on with a rotation of [SeriesFingerprint], which takes several calls.
+// work. It also goes on with a rotation of a [KeySeries], which takes several calls.
 // It is for a program of the operator: without the adapters and the event sink of the
 // vault, Run would erase expired tokens and pass no events on. Reseal returns once no record
 // can be sealed at present. [Vault.KeyReport] counts those that are left, such as records in
@@ -316,11 +383,10 @@ func watchAge(v *Vault) func(context.Context) {
 			if over := overdueBy(v, keys.Masters); over > 0 {
 				v.log.Warn("the key term is older than Options.CryptoPeriod: call RotateKeys", "term", v.ledger.Term(), "overdue", over.Round(time.Hour))
 			}
-			if over := overdueBy(v, keys.Audits); over > 0 && v.audit != nil {
-				v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", SeriesAudit, "term", keys.Audits.Active().Number, "overdue", over.Round(time.Hour))
-			}
-			if over := overdueBy(v, keys.Fingerprints); over > 0 {
-				v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", SeriesFingerprint, "term", keys.Fingerprints.Active().Number, "overdue", over.Round(time.Hour))
+			for name, series := range map[KeySeries]seal.Series{SeriesAudit: keys.Audits, SeriesFingerprint: keys.Fingerprints, SeriesLookup: keys.Lookups} {
+				if over := overdueBy(v, series); over > 0 && (name != SeriesAudit || v.audit != nil) {
+					v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", name, "term", series.Active().Number, "overdue", over.Round(time.Hour))
+				}
 			}
 			select {
 			case <-ctx.Done():

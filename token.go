@@ -545,7 +545,7 @@ func listedTokens(v *Vault, opts *TokenListOptions) *listed[*Token] {
 				q.Classes = classes(o.Scheme, o.NetworkTokenStatus, o.AccountNumberStale)
 			}
 			if o.BusinessKey != "" {
-				q.Lookup = v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(o.BusinessKey))
+				q.Lookup = v.rows.Box.Lookup(v.rows.ID, businessKeyPurpose, []byte(o.BusinessKey))
 			}
 			return nil
 		},
@@ -874,6 +874,9 @@ func classes(of []card.Scheme, in []network.Status, stale *bool) (all store.Clas
 	return all
 }
 
+// businessKeyPurpose is the purpose of hashes of business keys.
+const businessKeyPurpose = "business_key"
+
 // sealToken sets every column of r that follows from t.
 func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	if r.Version == 0 {
@@ -883,7 +886,7 @@ func (v *Vault) sealToken(r *store.Record, t *Token) error {
 	r.Due = t.ExpiresAt
 	r.Lookup = nil
 	if t.BusinessKey != "" {
-		r.Lookup = [][]byte{v.rows.Box.Lookup(v.rows.ID, "business_key", []byte(t.BusinessKey))}
+		r.Lookup = v.rows.Box.Lookups(v.rows.ID, businessKeyPurpose, []byte(t.BusinessKey))
 	}
 
 	// Steps hide the length of names and keys; room for the state of a network

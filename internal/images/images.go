@@ -55,7 +55,7 @@ func Valid(mediaType string, image []byte) bool {
 // New returns the id of an image and its records, the image's own first.
 func (s Shelf) New(rows ledger.Account, mediaType string, image, source []byte) (uuid.UUID, []*store.Record, error) {
 	sum := sha256.Sum256(image)
-	id := uuid.UUID(rows.Box.Lookup(rows.ID, "card art content", sum[:])[:16])
+	id := uuid.UUID(rows.Box.Stable(rows.ID, "card art content", sum[:])[:16])
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // looks like any version 4
 
 	head := &store.Record{Kind: s.Images, ID: id, Account: rows.ID, Version: 1, Lookup: [][]byte{source}}

@@ -28,7 +28,8 @@ type checkedStore struct {
 	mistrust  func(answer string) // called for an answer that cannot be right
 	homes     map[store.Kind]Home
 	keys      func() *seal.Keys // with which an Update begins
-	conflicts atomic.Int64      // in a row
+	hashes    map[store.Kind]Hashes
+	conflicts atomic.Int64 // in a row
 }
 
 const manyConflicts = 100
@@ -196,6 +197,11 @@ func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error
 // then comes with ErrDamaged beside it. A record that names another account or parent is
 // Foreign there, and a record that cannot be read shows nothing.
 func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
+	if q.Lookup != nil {
+		if err := tx.s.searched(q.Kind, q.Lookup); err != nil {
+			return nil, err
+		}
+	}
 	list, err := tx.tx.List(q)
 	if err != nil {
 		return nil, err
@@ -249,6 +255,9 @@ func Foreign(r *store.Record) bool { return r.Kind == 0 }
 // Lookup returns the records that have the hash, and ErrDamaged beside them if there were
 // others: a damaged record does not keep others from being found.
 func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+	if err := tx.s.searched(kind, hash); err != nil {
+		return nil, err
+	}
 	found, err := tx.tx.Lookup(kind, hash, limit)
 	return tx.sift(found, err, "records for a hash that they do not have", limit,
 		func(r *store.Record) bool { return r.Kind == kind && Carries(r, hash) },

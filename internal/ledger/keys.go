@@ -69,13 +69,52 @@ var ErrRotating = errors.New("cardvault: a rotation of these keys is under way")
 
 // RotateFingerprint begins a rotation of the fingerprint key. It calls also in its transaction.
 func (l *Ledger) RotateFingerprint(ctx context.Context, also func(store.Tx) error) error {
+	return fingerprints.rotate(ctx, l, also)
+}
+
+// AdvanceFingerprint takes the next step of a rotation of the fingerprint key. It calls also in
+// its transaction. It returns store.ErrConflict if no rotation is under way any more.
+func (l *Ledger) AdvanceFingerprint(ctx context.Context, also func(store.Tx) error) error {
+	return fingerprints.advance(ctx, l, also)
+}
+
+// OpRotateLookup is the operation of each step of a rotation of the lookup key.
+var OpRotateLookup = Ends("keys.rotate_lookup")
+
+// RotateLookup begins a rotation of the lookup key, as RotateFingerprint does.
+func (l *Ledger) RotateLookup(ctx context.Context, also func(store.Tx) error) error {
+	return lookups.rotate(ctx, l, also)
+}
+
+// AdvanceLookup takes the next step of a rotation of the lookup key, as AdvanceFingerprint does.
+func (l *Ledger) AdvanceLookup(ctx context.Context, also func(store.Tx) error) error {
+	return lookups.advance(ctx, l, also)
+}
+
+// hashing is a series of keys of hashes, which is rotated in steps.
+type hashing struct {
+	op       Operation
+	rotating func(*seal.Keys) bool
+	next     func(k *seal.Keys, at time.Time, room int) *seal.Keys
+	step     func(k *seal.Keys, at time.Time) *seal.Keys
+}
+
+var (
+	fingerprints = hashing{
+		OpRotateFingerprint, func(k *seal.Keys) bool { return k.Fingerprints.Rotating() },
+		(*seal.Keys).NextFingerprint, (*seal.Keys).AdvanceFingerprint,
+	}
+	lookups = hashing{OpRotateLookup, (*seal.Keys).LookupRotating, (*seal.Keys).NextLookup, (*seal.Keys).AdvanceLookup}
+)
+
+func (h *hashing) rotate(ctx context.Context, l *Ledger, also func(store.Tx) error) error {
 	return l.alter(ctx, &alteration{
-		op: OpRotateFingerprint,
+		op: h.op,
 		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
-			if k.Fingerprints.Rotating() {
+			if h.rotating(k) {
 				return nil, ErrRotating
 			}
-			return roomFor(mostTerms, k, (*seal.Keys).NextFingerprint)
+			return roomFor(mostTerms, k, h.next)
 		},
 		also: func(tx store.Tx, former, next *seal.Keys) error {
 			return cmp.Or(moveCounts(tx, former, next), l.config.Rotated(tx), also(tx))
@@ -83,16 +122,14 @@ func (l *Ledger) RotateFingerprint(ctx context.Context, also func(store.Tx) erro
 	})
 }
 
-// AdvanceFingerprint takes the next step of a rotation of the fingerprint key. It calls also in
-// its transaction. It returns store.ErrConflict if no rotation is under way any more.
-func (l *Ledger) AdvanceFingerprint(ctx context.Context, also func(store.Tx) error) error {
+func (h *hashing) advance(ctx context.Context, l *Ledger, also func(store.Tx) error) error {
 	return l.alter(ctx, &alteration{
-		op: OpRotateFingerprint,
+		op: h.op,
 		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
-			if !k.Fingerprints.Rotating() {
+			if !h.rotating(k) {
 				return nil, store.ErrConflict
 			}
-			return k.AdvanceFingerprint(Now()), nil
+			return h.step(k, Now()), nil
 		},
 		also: func(tx store.Tx, former, next *seal.Keys) error {
 			return cmp.Or(moveCounts(tx, former, next), also(tx))

@@ -54,6 +54,7 @@ type Config struct {
 	ModeName func(uint8) string
 
 	Families Families
+	Hashes   map[store.Kind]Hashes // of the kinds whose Lookup has hashes of Box.Lookups
 	Homes    map[store.Kind]Home
 	Names    map[store.Kind]Name // for errors; a kind that is missing is named by its number
 	Log      *slog.Logger
@@ -99,7 +100,7 @@ func New(c Config) *Ledger {
 	}
 	l := &Ledger{
 		config:     c,
-		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust, homes: c.Homes},
+		store:      checkedStore{Store: c.Store, mistrust: c.Mistrust, homes: c.Homes, hashes: c.Hashes},
 		changing:   make(chan struct{}, 1),
 		unwrapping: unwrapping{turn: make(chan struct{}, 1)},
 	}

@@ -74,7 +74,8 @@ func (l *Ledger) DestroyTerms(ctx context.Context, numbers []uint32, also func(s
 }
 
 // A lateSeal is the error of a transaction that puts a part under a term whose count of seals
-// is not there: the term is closed, or a rotation of hashes has moved the count.
+// is not there: the term is closed, or a rotation of hashes has moved the count. With term 0 a
+// record has hashes of other keys than the transaction.
 type lateSeal struct {
 	term    uint32
 	keys    *seal.Keys      // of the transaction
@@ -89,6 +90,9 @@ func (*lateSeal) Error() string { return "cardvault: key term of the record is c
 func (c *checkedCall) sealedInTime() error {
 	c.open = c.open[:0]
 	for _, r := range c.puts {
+		if c.tx.s.outdated(c.keys, r) {
+			return &lateSeal{0, c.keys, slices.Clone(c.puts)}
+		}
 		for _, part := range [...][]byte{r.Shown, r.Secret} {
 			term, sealed := seal.TermOf(part)
 			if !sealed || term == c.vouched || slices.Contains(c.open, term) {
@@ -124,9 +128,17 @@ func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
 	for _, r := range late.records {
 		shown, secret := *r, *r
 		shown.Shown, secret.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+		outdated := l.Outdated(r)
 		err := errors.Join(
-			anew(r.Shown, present, func() ([]byte, error) { return l.Box.OpenShown(&shown) }, func(plain []byte) error { return l.Box.SealShown(r, plain) }),
-			anew(r.Secret, present, func() ([]byte, error) { return l.Box.OpenSecret(&secret) }, func(plain []byte) error { return l.Box.SealSecret(r, plain) }))
+			anew(r.Shown, present, outdated, func() ([]byte, error) { return l.Box.OpenShown(&shown) }, func(plain []byte) error {
+				if outdated {
+					if err := l.HashAnew(r, plain); err != nil {
+						return err
+					}
+				}
+				return l.Box.SealShown(r, plain)
+			}),
+			anew(r.Secret, present, false, func() ([]byte, error) { return l.Box.OpenSecret(&secret) }, func(plain []byte) error { return l.Box.SealSecret(r, plain) }))
 		if errors.Is(err, seal.ErrUnknownTerm) {
 			return errKeyGone
 		}
@@ -141,9 +153,10 @@ func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
 // key was destroyed, and by a call that puts records under a closed term each time.
 var errKeyGone = fmt.Errorf("%w: the key term of a record was retired before the record was written: call again", ErrUnavailable)
 
-// anew opens a part that is not under the present term, and seals it again.
-func anew(part []byte, present uint32, open func() ([]byte, error), seals func([]byte) error) error {
-	if term, sealed := seal.TermOf(part); !sealed || term == present {
+// anew opens a part that is not under the present term, or has to be sealed again in any case,
+// and seals it again.
+func anew(part []byte, present uint32, always bool, open func() ([]byte, error), seals func([]byte) error) error {
+	if term, sealed := seal.TermOf(part); !sealed || term == present && !always {
 		return nil
 	}
 	plain, err := open()

@@ -33,10 +33,7 @@ func (s *shift) attemptAll(ctx context.Context, of *share, ready []*pending) err
 // orderedHash returns the hash of those deliveries of the token that hold back later ones,
 // or wait: see tokenHash.
 func (s *shift) orderedHash(p *pending) []byte {
-	if p.hash == nil {
-		p.hash = s.outbox.tokenHash(s.rows.ID, s.id, p.Token, false)
-	}
-	return p.hash
+	return s.outbox.tokenHash(s.rows.ID, s.id, p.Token, false)
 }
 
 // A prospect is what there is to know before an attempt.

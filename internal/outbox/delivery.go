@@ -91,8 +91,7 @@ func decodeDelivery(plain []byte) (*Delivery, error) {
 type pending struct {
 	rec *store.Record
 	Delivery
-	hash []byte // of shift.orderedHash, once that was asked for
-	late bool   // listed behind the first page: see shift.missed
+	late bool // listed behind the first page: see shift.missed
 }
 
 // Open returns the delivery of a record.
@@ -147,7 +146,7 @@ func (o *Outbox) sealDelivery(r *store.Record, d *Delivery) error {
 	r.Class, r.Due = d.Class, d.Due
 	r.Lookup = nil
 	if d.Class < Done && (d.Class != Ready || d.Attempts > 0) {
-		r.Lookup = [][]byte{o.tokenHash(r.Account, r.Parent, d.Token, d.unordered)}
+		r.Lookup = o.tokenHashes(r.Account, r.Parent, d)
 	}
 
 	return o.ledger.SealShown(r, d.encode(r.Account))
@@ -157,11 +156,28 @@ func (o *Outbox) sealDelivery(r *store.Record, d *Delivery) error {
 // have failed or wait for a failed one. Ordered deliveries, which hold back later ones, and
 // unordered ones have different hashes.
 func (o *Outbox) tokenHash(account, row, token uuid.UUID, unordered bool) []byte {
-	purpose := "deliveries"
+	return o.ledger.Box.Lookup(account, purposeOf(unordered), append(row[:], token[:]...))
+}
+
+// tokenHashes returns all hashes by which a delivery can be found: see tokenHash.
+func (o *Outbox) tokenHashes(account, row uuid.UUID, d *Delivery) [][]byte {
+	return o.ledger.Box.Lookups(account, purposeOf(d.unordered), append(row[:], d.Token[:]...))
+}
+
+func purposeOf(unordered bool) string {
 	if unordered {
-		purpose = "loose deliveries"
+		return "loose deliveries"
 	}
-	return o.ledger.Box.Lookup(account, purpose, append(row[:], token[:]...))
+	return "deliveries"
+}
+
+// Hashes returns the hashes of a delivery that has some: see ledger.Hashes.
+func (o *Outbox) Hashes(r *store.Record, plain []byte) ([][]byte, error) {
+	d, err := decodeDelivery(plain)
+	if err != nil {
+		return nil, err
+	}
+	return o.tokenHashes(r.Account, r.Parent, d), nil
 }
 
 // newDelivery returns the record of an event for a webhook or the sink, which has always the

@@ -122,7 +122,7 @@ func (s *shift) chains(ctx context.Context, ready *page) (chains [][]*pending, e
 		next := []*pending{p}
 		if errors.Is(err, ledger.ErrDamaged) {
 			s.damaged.add(r)
-			next, err = s.outbox.releaseFirst(ctx, s.rows, s.damaged, r.Lookup...)
+			next, err = s.outbox.releaseFirst(ctx, s.rows, s.damaged, s.outbox.ledger.Box.Keys().Searched(r.Lookup)...)
 		}
 		if err != nil {
 			return nil, err

@@ -175,7 +175,7 @@ func (o *Outbox) ripened(ctx context.Context, r *store.Record) (*store.Record, e
 	if errors.Is(err, ledger.ErrDamaged) {
 		alone := new(recordSet)
 		alone.add(r)
-		if _, err := o.releaseFirst(ctx, o.ledger.In(r.Account), alone, r.Lookup...); err != nil {
+		if _, err := o.releaseFirst(ctx, o.ledger.In(r.Account), alone, o.ledger.Box.Keys().Searched(r.Lookup)...); err != nil {
 			return nil, err
 		}
 	}

@@ -235,7 +235,7 @@ func (d *decryption) DecryptKey(encrypted []byte, _ jose.Header) (key []byte, er
 
 // use returns the record that a payload was used in a session, or none if there is one.
 func (k *Keys) use(ctx context.Context, session uuid.UUID, d *decryption) ([]*store.Record, error) {
-	id := uuid.UUID(k.rows.Box.Lookup(uuid.Nil, "session payload", d.contentKey))
+	id := uuid.UUID(k.rows.Box.Stable(uuid.Nil, "session payload", d.contentKey))
 	r, err := k.rows.GetRow(ctx, k.config.Used, id)
 	if errors.Is(err, ledger.ErrNotFound) {
 		// Longer than the key, also by the clock of another process that erases it.

@@ -22,7 +22,7 @@ var references = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadd
 // hash of account, submission, token and edition. It cannot be made without the key.
 func (n *Renewals) reference(rows ledger.Account, row uuid.UUID, s *submission, e *entry) string {
 	id := n.whole().Mask(n.Kinds.Submission, row)
-	return references.EncodeToString(append(id[:], rows.Box.Lookup(rows.ID, "card reference", s.bound(row, e))...))
+	return references.EncodeToString(append(id[:], rows.Box.Stable(rows.ID, "card reference", s.bound(row, e))...))
 }
 
 // errRefused is the error of a reference that belongs to no submission.
@@ -48,7 +48,7 @@ func (n *Renewals) find(ctx context.Context, reference string) (ledger.Account, 
 	}
 	for i := range s.cards {
 		e := &s.cards[i]
-		if subtle.ConstantTimeCompare(rows.Box.Lookup(rows.ID, "card reference", s.bound(row, e)), text[16:]) == 1 {
+		if subtle.ConstantTimeCompare(rows.Box.Stable(rows.ID, "card reference", s.bound(row, e)), text[16:]) == 1 {
 			return rows, e, nil
 		}
 	}

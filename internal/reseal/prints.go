@@ -51,9 +51,18 @@ func (s *Sealer) advance(ctx context.Context, j *jobs.Job, r *round) (further bo
 	if !series.Rotating() || !further && (r.damaged > 0 || r.pass.Before(shownUntil(series))) {
 		return false, nil
 	}
+	if further {
+		return s.take(ctx, j, s.Ledger.AdvanceFingerprint, settled, "fingerprints are made with the new key")
+	}
+	return s.take(ctx, j, s.Ledger.AdvanceFingerprint, 0, "the former fingerprint key was destroyed")
+}
 
-	due := ledger.Now().Add(settled)
-	err = s.Ledger.AdvanceFingerprint(ctx, func(tx store.Tx) error {
+// take takes a step of a rotation, and logs it. Unless the step is the last one another round
+// begins after a time, and take returns true.
+func (s *Sealer) take(ctx context.Context, j *jobs.Job, step func(context.Context, func(store.Tx) error) error, after time.Duration, done string) (further bool, err error) {
+	further = after > 0
+	due := ledger.Now().Add(after)
+	err = step(ctx, func(tx store.Tx) error {
 		same, err := ledger.Same(tx, j.Record)
 		switch {
 		case err != nil:
@@ -72,9 +81,7 @@ func (s *Sealer) advance(ctx context.Context, j *jobs.Job, r *round) (further bo
 		return true, err
 	case further:
 		s.jobs.Due(&store.Record{Kind: s.Round, ID: roundID, Due: due})
-		s.Log.Info("fingerprints are made with the new key")
-	default:
-		s.Log.Info("the former fingerprint key was destroyed")
 	}
+	s.Log.Info(done)
 	return further, nil
 }

@@ -2,6 +2,7 @@ package reseal
 
 import (
 	"context"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/seal"
@@ -16,13 +17,14 @@ const countRows = 256
 type Count struct {
 	Records map[uint32]map[store.Kind]int64 // by term; a record with parts of two terms counts in both
 	Prints  map[uint32]map[store.Kind]int64 // by term of their fingerprints, likewise
+	Lookups map[uint32]map[store.Kind]int64 // by term of their other hashes, likewise
 	Unread  int64                           // records whose terms cannot be read
 }
 
 // Count reads all records, in the order of their row keys. Each record that exists all the
 // while counts once, by the terms that it has when it is read.
 func (s *Sealer) Count(ctx context.Context) (*Count, error) {
-	c := &Count{Records: map[uint32]map[store.Kind]int64{}, Prints: map[uint32]map[store.Kind]int64{}}
+	c := &Count{Records: map[uint32]map[store.Kind]int64{}, Prints: map[uint32]map[store.Kind]int64{}, Lookups: map[uint32]map[store.Kind]int64{}}
 	for kind, from := ledger.KindMeta+1, uuid.Nil; kind != 0; {
 		var rows []*store.Record
 		err := s.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
@@ -40,6 +42,7 @@ func (s *Sealer) Count(ctx context.Context) (*Count, error) {
 
 		for _, r := range rows {
 			c.add(r)
+			s.countLookups(c, r)
 			if err := s.countPrints(ctx, c, r); err != nil {
 				return nil, err
 			}
@@ -69,6 +72,16 @@ func tallied(to map[uint32]map[store.Kind]int64, term uint32, kind store.Kind) {
 		to[term] = map[store.Kind]int64{}
 	}
 	to[term][kind]++
+}
+
+// countLookups counts the terms of other hashes, which records say in clear.
+func (s *Sealer) countLookups(c *Count, r *store.Record) {
+	for _, term := range s.Ledger.HashTerms(r) {
+		tallied(c.Lookups, term, r.Kind)
+	}
+	if slices.Contains(s.Named, r.Kind) {
+		tallied(c.Lookups, s.Ledger.Box.Keys().Lookups[0].Number, r.Kind)
+	}
 }
 
 // countPrints counts the terms of fingerprints. A record is opened only if there was another

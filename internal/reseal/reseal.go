@@ -67,6 +67,7 @@ type Config struct {
 	Log    *slog.Logger
 	Round  store.Kind // of the job, which is one record in a vault
 	Cares  map[store.Kind]Care
+	Named  []store.Kind // whose records have a hash of the first lookup key that never changes
 
 	// Keep is the time for which a cache, or the caller of an idempotency key, may need the key
 	// of a term after the term was closed.
@@ -228,13 +229,17 @@ func (s *Sealer) endPass(ctx context.Context, j *jobs.Job, r *round) error {
 		s.Log.Error("records of former key terms cannot be sealed anew", "count", r.damaged)
 	}
 	if r.left == 0 {
-		if further, err := s.advance(ctx, j, r); further || err != nil {
-			return err
+		for _, advance := range []func(context.Context, *jobs.Job, *round) (bool, error){s.advance, s.advanceLookup} {
+			if further, err := advance(ctx, j, r); further || err != nil {
+				return err
+			}
 		}
 	}
 	sure := r.began.Add(settled)
-	if until := shownUntil(s.Ledger.Box.Keys().Fingerprints); until.After(sure) {
-		sure = until
+	for _, until := range []time.Time{shownUntil(s.Ledger.Box.Keys().Fingerprints), searchedUntil(s.Ledger.Box.Keys())} {
+		if until.After(sure) {
+			sure = until
+		}
 	}
 	if r.left == 0 && !r.pass.Before(sure) {
 		s.Log.Info("all records are sealed under the present key term", "term", r.term, "sealed", r.sealed)
@@ -340,7 +345,7 @@ func former(part []byte, present uint32) (bool, error) {
 type resealed struct {
 	next   *store.Record
 	first  bool // it stays version 1
-	prints bool // it has other fingerprints than before
+	hashes bool // it has other hashes or fingerprints than before
 }
 
 // errBusy is the error of a record that is in use as it is.
@@ -358,12 +363,13 @@ func (s *Sealer) reseal(ctx context.Context, r *store.Record, present uint32) (*
 	}
 	care := s.Cares[r.Kind]
 	prints, err := s.unprinted(ctx, r, care, shown || secret)
-	if err != nil || !shown && !secret && !prints {
+	outdated := s.Ledger.Outdated(r)
+	if err != nil || !shown && !secret && !prints && !outdated {
 		return nil, err
 	}
 
-	next := &resealed{next: r, first: care.First && r.Version == 1, prints: prints}
-	if err := s.resealShown(ctx, next, care); err != nil || !secret {
+	next := &resealed{next: r, first: care.First && r.Version == 1, hashes: prints || outdated}
+	if err := s.resealShown(ctx, next, care, prints); err != nil || !secret {
 		return next, err
 	}
 	plain, err := s.Ledger.OpenSecret(ctx, r)
@@ -376,7 +382,7 @@ func (s *Sealer) reseal(ctx context.Context, r *store.Record, present uint32) (*
 
 // resealShown makes a record its next version. Its shown part has to be sealed for that,
 // whatever its term.
-func (s *Sealer) resealShown(ctx context.Context, n *resealed, care Care) (err error) {
+func (s *Sealer) resealShown(ctx context.Context, n *resealed, care Care, prints bool) (err error) {
 	r := n.next
 	var plain []byte
 	sealed := len(r.Shown) > 0
@@ -398,7 +404,7 @@ func (s *Sealer) resealShown(ctx context.Context, n *resealed, care Care) (err e
 	}
 
 	if care.Next != nil {
-		if plain, err = care.Next(ctx, r, plain, n.prints); err != nil {
+		if plain, err = care.Next(ctx, r, plain, prints); err != nil {
 			return s.Ledger.Named(r, err)
 		}
 		defer clear(plain)
@@ -408,6 +414,11 @@ func (s *Sealer) resealShown(ctx context.Context, n *resealed, care Care) (err e
 	}
 	if !sealed {
 		return nil
+	}
+	if s.Ledger.Outdated(r) {
+		if err := s.Ledger.HashAnew(r, plain); err != nil {
+			return err
+		}
 	}
 	return s.Ledger.SealShown(r, plain)
 }
@@ -437,7 +448,7 @@ func (s *Sealer) write(ctx context.Context, batch []*resealed, r *round) (int, e
 			damaged.Add(1)
 		case !errors.Is(err, store.ErrConflict):
 			return err
-		case n.prints: // whatever has changed it has copied its fingerprints
+		case n.hashes: // whatever has changed it has copied its fingerprints
 			left.Add(1)
 		}
 		return nil

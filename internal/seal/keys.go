@@ -62,7 +62,8 @@ type Keys struct {
 	IDs Series
 
 	// Fingerprints and Lookups key the hashes by which cards and business keys are found.
-	// They change apart from the master keys, and from each other.
+	// They change apart from the master keys, and from each other. The first of Lookups also
+	// keys hashes that cannot change, such as ids, so it is never destroyed.
 	Fingerprints, Lookups Series
 
 	// Audits are the keys of the audit log. What it needs is derived from one by HKDF, as
@@ -105,7 +106,8 @@ const (
 	Active
 
 	// Readable: it opens and finds. A process that has not followed yet may still use it as
-	// the active one.
+	// the active one. Of Lookups: hashes are made under it too, beside those under the active key,
+	// which are searched.
 	Readable
 
 	// Closed: it opens and finds, and no transaction writes anything under it any more.
@@ -433,7 +435,7 @@ func (k *Keys) valid() bool {
 			}
 		}
 	}
-	return k.Vault != uuid.Nil && len(k.IDs) == 1 && k.terms() <= MaxTerms && len(k.Wrappings) <= MaxWrappings
+	return k.Vault != uuid.Nil && len(k.IDs) == 1 && k.Lookups[0].State != Destroyed && k.terms() <= MaxTerms && len(k.Wrappings) <= MaxWrappings
 }
 
 // valid reports whether numbers rise, one key is active, only the last may be pending, and

@@ -114,16 +114,19 @@ func DecodePrints(first [sha256.Size]byte, rest []byte) (p Prints, ok bool) {
 	return p, p[0].Term != 0
 }
 
-// Hashing returns the terms of a series under which hashes are made: the active and the
-// pending one.
+// Hashing returns the terms of a series under which hashes are made: the active one and,
+// during a rotation, another.
 func (s Series) Hashing() (terms []uint32) {
-	for _, t := range s {
-		if t.State == Active || t.State == Pending {
-			terms = append(terms, t.Number)
+	for i := range s {
+		if s[i].hashes() {
+			terms = append(terms, s[i].Number)
 		}
 	}
 	return terms
 }
+
+// hashes reports whether hashes are made under a key.
+func (t *Term) hashes() bool { return t.State == Active || t.State == Pending || t.State == Readable }
 
 // Rotating reports whether a rotation of a series is under way: a key is pending, or there is
 // one of before.
@@ -149,9 +152,16 @@ func (s Series) former() *Term {
 }
 
 // Steps counts the steps of rotations after which nothing may be written any more that was
-// hashed with the keys of before: a pending key, and another active one.
+// hashed with the keys of before: a pending key, and then another active fingerprint key, or a
+// closed lookup key.
 func (k *Keys) Steps() uint32 {
-	return uint32(len(k.Fingerprints)-1) + k.Fingerprints.Active().Number - 1
+	n := uint32(len(k.Fingerprints)-1) + k.Fingerprints.Active().Number - 1 + uint32(len(k.Lookups)-1)
+	for _, t := range k.Lookups {
+		if t.State == Closed || t.State == Destroyed {
+			n++
+		}
+	}
+	return n
 }
 
 // NextFingerprint returns a copy of k with a pending fingerprint key, or nil if there is no

@@ -283,11 +283,11 @@ func associated(b []byte, vault uuid.UUID, r *store.Record, part byte, head []by
 
 // accountKeys holds the keys derived for one account.
 type accountKeys struct {
-	id                         uuid.UUID
-	of                         *Keys // from which they are derived
-	prf                        cipher.Block
-	fingerprints               map[uint32]*keyedMAC // by term, of all keys that are not destroyed
-	lookup, idempotency, audit *keyedMAC
+	id                    uuid.UUID
+	of                    *Keys // from which they are derived
+	prf                   cipher.Block
+	fingerprints, lookups map[uint32]*keyedMAC // by term, of all keys that are not destroyed
+	idempotency, audit    *keyedMAC
 
 	mu    sync.Mutex                                 // held to replace aeads
 	aeads atomic.Pointer[map[cipherName]cipher.AEAD] // never changed
@@ -318,8 +318,8 @@ func (b *Box) account(k *Keys, id uuid.UUID) *accountKeys {
 		id:          id,
 		of:          k,
 		prf:         newAES(derive(k.IDs.key(), "id", k.Vault, id)),
-		lookup:      newMAC(derive(k.Lookups.key(), "lookup", k.Vault, id)),
-		idempotency: newMAC(derive(k.Lookups.key(), "idempotency", k.Vault, id)),
+		lookups:     k.lookupMACs(id),
+		idempotency: newMAC(derive(hiding.Of(k.Lookups[0].Key), "idempotency", k.Vault, id)),
 		audit:       newMAC(derive(k.Audits.key(), "audit mac", k.Vault, id)),
 
 		fingerprints: map[uint32]*keyedMAC{},
@@ -398,16 +398,8 @@ func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 	return b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
 }
 
-// LookupSize is the size of Lookup's result, in bytes.
-const LookupSize = 16
-
-// Lookup returns the keyed hash by which an account finds value.
-func (b *Box) Lookup(account uuid.UUID, purpose string, value []byte) []byte {
-	return b.account(b.Keys(), account).lookup.sum([]byte(purpose+"\x00"), value)[:LookupSize]
-}
-
-// Idempotency returns the keyed hash of parts, of 32 bytes. Different
-// sequences of parts have different hashes.
+// Idempotency returns the keyed hash of parts, of 32 bytes, which no rotation changes: see
+// Stable. Different sequences of parts have different hashes.
 func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
 	framed := make([][]byte, 0, 2*len(parts))
 	for _, p := range parts {

@@ -1,0 +1,56 @@
+package ledger
+
+import (
+	"slices"
+
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/store"
+)
+
+// Hashes returns the Lookup of a record under the present keys. Shown of the record is plain.
+type Hashes func(r *store.Record, plain []byte) ([][]byte, error)
+
+// outdated reports whether a record has other hashes than some keys make.
+func (s *checkedStore) outdated(keys *seal.Keys, r *store.Record) bool {
+	return len(keys.Lookups) > 1 && s.hashes[r.Kind] != nil && !keys.Findable(r.Lookup)
+}
+
+// Outdated reports whether a record has other hashes than the present keys make.
+func (l *Ledger) Outdated(r *store.Record) bool { return l.store.outdated(l.Box.Keys(), r) }
+
+// HashAnew makes the hashes of a record anew under the present keys, before it is sealed. Its
+// shown part is plain.
+func (l *Ledger) HashAnew(r *store.Record, plain []byte) error {
+	hashes, err := l.config.Hashes[r.Kind](r, plain)
+	if err != nil {
+		return l.Named(r, err)
+	}
+	r.Lookup = hashes
+	return nil
+}
+
+// HashTerms returns the numbers of the keys of a record's hashes, none for a kind that has no
+// hashes of these keys.
+func (l *Ledger) HashTerms(r *store.Record) (terms []uint32) {
+	if l.config.Hashes[r.Kind] == nil {
+		return nil
+	}
+	for _, hash := range r.Lookup {
+		if term := l.Box.Keys().LookupTerm(hash); !slices.Contains(terms, term) {
+			terms = append(terms, term)
+		}
+	}
+	return terms
+}
+
+// searched returns errRehash for a hash of a key that records need not have any more: the
+// caller was stopped after it had made the hash.
+func (s *checkedStore) searched(kind store.Kind, hash []byte) error {
+	if s.hashes[kind] == nil {
+		return nil
+	}
+	if keys := s.keys(); len(keys.Lookups) > 1 && !slices.Contains(keys.Lookups.Hashing(), keys.LookupTerm(hash)) {
+		return errRehash
+	}
+	return nil
+}
