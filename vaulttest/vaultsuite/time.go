@@ -31,6 +31,9 @@ func timeBehaviours() []behaviour {
 		{"RotateFingerprintLate", printedLate},
 		{"RotateFingerprintRace", printRace},
 		{"RotateAndRetire", rotateAndRetire},
+		{"RotateLookup", rotateLookup},
+		{"RotateLookupLate", lookupLate},
+		{"RotateLookupRace", lookupRace},
 	}
 }
 
