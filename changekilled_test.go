@@ -101,6 +101,7 @@ var keyCalls = map[string]func(ctx context.Context, s store.Store, former, next 
 		return errors.Join(err, v.Close())
 	},
 	"rotate-fingerprint": rotateFingerprint,
+	"rotate-lookup":      rotateLookup,
 	"rotate-audit": func(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
 		v, err := cardvault.New(ctx, s, former, nil)
 		if err != nil {
@@ -161,6 +162,26 @@ func rotateFingerprint(ctx context.Context, s store.Store, former, _ *cardvault.
 	return errors.Join(err, v.Close())
 }
 
+// rotateLookup does a whole rotation of the lookup key.
+func rotateLookup(ctx context.Context, s store.Store, former, _ *cardvault.Keyring) error {
+	v, err := cardvault.New(ctx, s, former, nil)
+	if err != nil {
+		return err
+	}
+	if _, err = v.RotateSeries(ctx, cardvault.SeriesLookup, nil); errors.Is(err, cardvault.ErrRotating) { // it was killed
+		err = nil
+	}
+	for range 3 {
+		if err == nil {
+			err = v.Drain(ctx)
+		}
+		if _, child := os.LookupEnv(killedChild); child { // in a bubble
+			time.Sleep(3 * time.Minute)
+		}
+	}
+	return errors.Join(err, v.Close())
+}
+
 // TestKeyringKilled kills a process at each step of what replaces a keyring, on a vault of
 // format 1. Every time one key opens the vault, all of it is there, and the call can be
 // repeated.
@@ -177,7 +198,7 @@ func TestKeyringKilled(t *testing.T) {
 			t.Parallel()
 			opened := map[bool]int{} // by the next key, after a kill
 			n, most, at := 0, math.MaxInt, func(n int) int { return n + 1 }
-			if name == "retire" || name == "rotate-fingerprint" { // which has too many steps for each run of the tests
+			if name == "retire" || name == "rotate-fingerprint" || name == "rotate-lookup" { // which has too many steps for each run of the tests
 				dir, _ := unpackFormat1(t, "keybytes")
 				out, steps := killedAt(t, name, dir, 0), 0
 				if _, err := fmt.Sscanf(out, "steps %d", &steps); err != nil {

@@ -205,7 +205,7 @@ func (c *cli) rotate() *cobra.Command {
 		Use:   "rotate [SERIES]",
 		Short: "Start a new key term",
 		Long: "Rotate starts a new term: records are sealed under a new master key from now on. Reseal seals the former ones.\n\n" +
-			"With a SERIES it starts a term of other keys: audit for those of the audit log, fingerprint for those of fingerprints, which change then. Reseal ends the rotation of the second.",
+			"With a SERIES it starts a term of other keys: audit for those of the audit log, fingerprint for those of fingerprints, which change then, lookup for those by which records are found. Reseal ends the rotation of the last two.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.with(func(ctx context.Context, v *cardvault.Vault) (err error) {
@@ -220,7 +220,7 @@ func (c *cli) rotate() *cobra.Command {
 				switch {
 				case err != nil:
 					return err
-				case series == string(cardvault.SeriesFingerprint):
+				case series == string(cardvault.SeriesFingerprint), series == string(cardvault.SeriesLookup):
 					text = "A rotation has begun. Reseal, or a server that works, ends it within some minutes.\n"
 				case series != "":
 					text = "A new key term has begun.\n"
@@ -354,7 +354,7 @@ func (c *cli) reseal() *cobra.Command {
 		Use:   "reseal",
 		Short: "Seal all records under the present key term",
 		Long: "Reseal seals the records of former key terms anew until none is left. It may be stopped and repeated.\n\n" +
-			"A rotation of the fingerprint key that is under way is ended too, which takes some minutes.\n\n" +
+			"A rotation of the fingerprint key or the lookup key that is under way is ended too, which takes some minutes.\n\n" +
 			"A record in use, such as a delivery under way, is tried again. The exit status is 3 if damaged records are left.",
 		Args: cobra.NoArgs,
 		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
@@ -420,13 +420,13 @@ func resealed(ctx context.Context, v *cardvault.Vault, p *progress) (left rest, 
 
 // A rest has the work that a reseal has not done yet.
 type rest struct {
-	records  int64 // that are not sealed under the present term, or lack a fingerprint, or have a former one
-	rotating bool  // the fingerprint key
+	records  int64 // that are not sealed under the present term, or lack a fingerprint or another hash, or have a former one
+	rotating bool  // the fingerprint key, or the lookup key
 }
 
 func (r rest) rotation() string {
 	if r.rotating {
-		return ", and the fingerprint key is being rotated"
+		return ", and the fingerprint or lookup key is being rotated"
 	}
 	return ""
 }
@@ -437,16 +437,9 @@ func formerRecords(ctx context.Context, v *cardvault.Vault) (left rest, err erro
 	if err != nil {
 		return rest{}, err
 	}
-	under := map[cardvault.TermState]int64{}
-	for _, t := range r.Others {
-		if t.Series == cardvault.SeriesFingerprint {
-			under[t.State] += sum(t.Records)
-			left.rotating = left.rotating || t.State == cardvault.TermPending || t.State == cardvault.TermClosed
-		}
-	}
-
-	if left.rotating {
-		left.records = under[cardvault.TermClosed] + max(0, under[cardvault.TermActive]-under[cardvault.TermPending])
+	for _, series := range []cardvault.KeySeries{cardvault.SeriesFingerprint, cardvault.SeriesLookup} {
+		of := leftOf(r, series)
+		left = rest{left.records + of.records, left.rotating || of.rotating}
 	}
 	for _, t := range r.Terms {
 		if t.State != cardvault.TermActive {
@@ -454,6 +447,23 @@ func formerRecords(ctx context.Context, v *cardvault.Vault) (left rest, err erro
 		}
 	}
 	return left, nil
+}
+
+// leftOf counts the work of a rotation of keys of hashes. What the first lookup key keeps for
+// good is none.
+func leftOf(r *cardvault.KeyReport, series cardvault.KeySeries) (left rest) {
+	under := map[cardvault.TermState]int64{}
+	for _, t := range r.Others {
+		stays := series == cardvault.SeriesLookup && t.Number == 1 && t.State != cardvault.TermReadable
+		if t.Series == series && !stays {
+			under[t.State] += sum(t.Records)
+			left.rotating = left.rotating || t.State == cardvault.TermPending || t.State == cardvault.TermReadable || t.State == cardvault.TermClosed
+		}
+	}
+	if left.rotating {
+		left.records = under[cardvault.TermClosed]
+	}
+	return left
 }
 
 func sum(records map[string]int64) (n int64) {

@@ -313,7 +313,7 @@ func TestOverdue(t *testing.T) {
 		status = run(append([]string{"--vault", folder, "--key", key, "report"}, more...), os.Stdin, &a, &b)
 		return status, a.String(), b.String()
 	}
-	if status, _, errs := report(); status != found || errs != "vaultctl: overdue: key of term 1, audit 1, fingerprint 1: rotate, then reseal\n" {
+	if status, _, errs := report(); status != found || errs != "vaultctl: overdue: key of term 1, audit 1, fingerprint 1, lookup 1: rotate, then reseal\n" {
 		t.Errorf("status %d, %s", status, errs)
 	}
 	if status, out, _ := report("--json"); status != found || !strings.Contains(out, `"overdue":true`) || strings.Contains(out, "error") {

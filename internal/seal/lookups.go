@@ -46,7 +46,7 @@ func (b *Box) Stable(account uuid.UUID, purpose string, value []byte) []byte {
 	return b.lookup(k, account, k.Lookups[0].Number, purpose, value)
 }
 
-// LookupTerm returns the number of the key of a hash, 0 for one that Lookup has not made.
+// LookupTerm returns the number of the key of a hash, 0 for a hash that Lookup has not made.
 func (k *Keys) LookupTerm(hash []byte) uint32 {
 	switch len(hash) {
 	case LookupSize:
@@ -57,8 +57,8 @@ func (k *Keys) LookupTerm(hash []byte) uint32 {
 	return 0
 }
 
-// Findable reports whether hashes of some values are those that Lookups makes: as many under
-// each of the keys, and none under others. No hashes are.
+// Findable reports whether some values have the hashes that Lookups makes: as many under each
+// of the keys, and none under others. No hashes are right too.
 func (k *Keys) Findable(hashes [][]byte) bool {
 	under := k.Lookups.Hashing()
 	left := len(hashes)
@@ -76,7 +76,7 @@ func (k *Keys) Findable(hashes [][]byte) bool {
 	return left == 0
 }
 
-// Searched returns those of some hashes that are under the active key.
+// Searched returns the hashes under the active key.
 func (k *Keys) Searched(hashes [][]byte) (active [][]byte) {
 	for _, hash := range hashes {
 		if k.LookupTerm(hash) == k.Lookups.Active().Number {

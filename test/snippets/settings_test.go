@@ -36,6 +36,7 @@ var inDocuments = map[string]setting{
 	"docs/forward.md: Destinations":            {compiled: "it names a provider that is not there", declarations: vault + `var shop uuid.UUID`},
 	"docs/keys.md: Use a KMS":                  {compiled: "it lacks the client of a KMS"},
 	"docs/keys.md: Rotate the fingerprint key": {compiled: "TestFingerprintsRotated makes the same call", declarations: vault},
+	"docs/keys.md: Rotate the lookup key":      {compiled: "vaultsuite makes the same call", declarations: vault},
 	"docs/keys.md: Rotate the audit key":       {compiled: "TestAuditRotated makes the same call", declarations: vault},
 	"docs/middleware.md: Client addresses":     {compiled: "it lacks a vault"},
 	"docs/payments.md: Payments without the shopper": {
