@@ -45,8 +45,8 @@ func (v *Vault) Notify(ctx context.Context, n *network.Notice) (err error) {
 		Version: 1,
 	}
 
-	a := &arrival{vault: v, notice: n, seen: seen, hash: v.networkHash(name, handleOf(n.Token))}
-	if err := a.read(ctx); err != nil {
+	a := &arrival{vault: v, notice: n, seen: seen}
+	if _, err := ledger.Retry(ctx, func() (any, error) { return nil, a.read(ctx) }); err != nil {
 		return err
 	}
 	switch {
@@ -81,12 +81,16 @@ func handleOf(r network.Ref) string { return cmp.Or(r.ID, r.IdempotencyKey) }
 type arrival struct {
 	vault  *Vault
 	notice *network.Notice
-	hash   []byte        // of its network token
 	seen   *store.Record // of its receipt, for storing
 
 	known   *store.Record   // that it had come before; nil if it had not
 	holders []*store.Record // the network tokens it is about, one more than are notified at once
 	damaged error           // of a holder that cannot be read: it keeps the notice from no other
+}
+
+// hash returns the hash by which the network token is found.
+func (a *arrival) hash() []byte {
+	return a.vault.networkHash(a.notice.Token.Network, handleOf(a.notice.Token))
 }
 
 func (a *arrival) read(ctx context.Context) error {
@@ -95,7 +99,7 @@ func (a *arrival) read(ctx context.Context) error {
 		if !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		a.holders, err = tx.Lookup(kindNetworkToken, a.hash, noticeHolders+1)
+		a.holders, err = tx.Lookup(kindNetworkToken, a.hash(), noticeHolders+1)
 		return err
 	})
 	if errors.Is(err, ErrDamaged) && a.known == nil {
@@ -127,7 +131,7 @@ func (a *arrival) unheld(ctx context.Context) error {
 	}
 
 	releasing := false // a record that cannot be read is not a release
-	err := a.vault.rows.FindBy(ctx, kindRelease, a.hash, maxReleases, func(_ *store.Record, readable bool) bool {
+	err := a.vault.rows.FindBy(ctx, kindRelease, a.hash(), maxReleases, func(_ *store.Record, readable bool) bool {
 		releasing = readable
 		return !readable
 	})

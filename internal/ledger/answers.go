@@ -29,6 +29,7 @@ type checkedStore struct {
 	homes     map[store.Kind]Home
 	keys      func() *seal.Keys // with which an Update begins
 	hashes    map[store.Kind]Hashes
+	followed  atomic.Int64 // when the keys were known to be those of the last step of a rotation, or later
 	conflicts atomic.Int64 // in a row
 }
 
@@ -198,7 +199,7 @@ func (tx checkedReadTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error
 // Foreign there, and a record that cannot be read shows nothing.
 func (tx checkedReadTx) List(q *store.Query) (*store.List, error) {
 	if q.Lookup != nil {
-		if err := tx.s.searched(q.Kind, q.Lookup); err != nil {
+		if err := tx.searched(q.Kind, q.Lookup); err != nil {
 			return nil, err
 		}
 	}
@@ -255,7 +256,7 @@ func Foreign(r *store.Record) bool { return r.Kind == 0 }
 // Lookup returns the records that have the hash, and ErrDamaged beside them if there were
 // others: a damaged record does not keep others from being found.
 func (tx checkedReadTx) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
-	if err := tx.s.searched(kind, hash); err != nil {
+	if err := tx.searched(kind, hash); err != nil {
 		return nil, err
 	}
 	found, err := tx.tx.Lookup(kind, hash, limit)

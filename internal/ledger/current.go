@@ -11,7 +11,10 @@ import (
 
 // An outdated error is returned in a transaction of a process that works with a former
 // keyring. The process follows, and the caller looks again.
-type outdated struct{ generation uint32 }
+type outdated struct {
+	generation uint32
+	search     bool // and by the count of seals, which may also be lost
+}
 
 func (o *outdated) Error() string { return "cardvault: the keyring has changed meanwhile" }
 func (o *outdated) Unwrap() error { return ErrAgain }
@@ -22,12 +25,12 @@ func (o *outdated) Unwrap() error { return ErrAgain }
 func Current(tx store.ReadTx, k *seal.Keys) error {
 	_, err := tx.Get(KindMeta, markID(k.Generation))
 	if errors.Is(err, store.ErrNotFound) {
-		err = &outdated{k.Generation}
+		err = &outdated{generation: k.Generation}
 	}
 	return err
 }
 
-// follow loads the keyring after an error of Current, and returns the error.
+// follow loads the keyring after an error of Current, or of a search, and returns the error.
 func (l *Ledger) follow(ctx context.Context, err error) error {
 	o, ok := errors.AsType[*outdated](err)
 	if !ok || l.Box.Keys().Generation != o.generation {
@@ -36,7 +39,7 @@ func (l *Ledger) follow(ctx context.Context, err error) error {
 	if err := l.Reload(ctx); err != nil {
 		return err
 	}
-	if l.Box.Keys().Generation == o.generation {
+	if l.Box.Keys().Generation == o.generation && !o.search {
 		return errUnmarked
 	}
 	return err

@@ -1,7 +1,9 @@
 package ledger
 
 import (
+	"errors"
 	"slices"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -43,14 +45,26 @@ func (l *Ledger) HashTerms(r *store.Record) (terms []uint32) {
 	return terms
 }
 
-// searched returns errRehash for a hash of a key that records need not have any more: the
-// caller was stopped after it had made the hash.
-func (s *checkedStore) searched(kind store.Kind, hash []byte) error {
-	if s.hashes[kind] == nil {
+// searched returns an error with which a caller looks again, unless all records that have a
+// value are found by this hash of it. The hash may be under a key that they need not have any
+// more, because the caller was stopped after it had made the hash. Or this process does not
+// follow, and has not looked for a minute whether another process has taken a step of a rotation.
+// A hash finds all for two minutes after the step that has another key searched.
+func (tx checkedReadTx) searched(kind store.Kind, hash []byte) error {
+	if tx.s.hashes[kind] == nil {
 		return nil
 	}
-	if keys := s.keys(); len(keys.Lookups) > 1 && !slices.Contains(keys.Lookups.Hashing(), keys.LookupTerm(hash)) {
+	keys, at := tx.s.keys(), time.Now()
+	if len(keys.Lookups) > 1 && !slices.Contains(keys.Lookups.Hashing(), keys.LookupTerm(hash)) {
 		return errRehash
 	}
+	if since := at.UnixNano() - tx.s.followed.Load(); 0 <= since && since < int64(time.Minute) {
+		return nil
+	}
+	_, err := tx.Get(KindMeta, countID(keys))
+	if errors.Is(err, store.ErrNotFound) {
+		return &outdated{keys.Generation, true}
+	}
+	tx.s.followed.Store(at.UnixNano()) // a count that cannot be read has not moved
 	return nil
 }

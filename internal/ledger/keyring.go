@@ -119,8 +119,13 @@ type meta struct {
 
 var metaID = uuid.UUID{15: 1}
 
-// metaFormat is the format of the keyring. An earlier one is replaced when a vault is opened.
-const metaFormat = 2
+// Formats of the keyring. Format 1 is replaced when a vault is opened. Format 3 is format 2 with
+// more than one lookup key, so that a program that would search with one of them for all refuses
+// it.
+const (
+	metaFormat  = 2
+	metaFormat3 = 3
+)
 
 const (
 	metaMode = iota + 1
@@ -160,7 +165,7 @@ func (m *meta) record() *store.Record {
 	b = tlv.Append(b, metaVault, m.vault[:])
 	b = tlv.AppendUint(b, metaGeneration, uint64(m.generation))
 	b = tlv.Append(b, metaKeyID1, laterFormat)
-	b = tlv.AppendUint(b, metaFormatNumber, metaFormat)
+	b = tlv.AppendUint(b, metaFormatNumber, m.format)
 	b = tlv.Append(b, metaKeyID, m.keyID)
 	b = tlv.Append(b, metaDataKey, m.wrapped)
 	b = tlv.Append(b, metaSealed, m.sealed)
@@ -194,8 +199,8 @@ func parseMeta(rec *store.Record) (*meta, error) {
 	if err := ReadError(&r); err != nil {
 		return m, err
 	}
-	if m.format > metaFormat {
-		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat)
+	if m.format > metaFormat3 {
+		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat3)
 	}
 	return m, nil
 }
@@ -203,6 +208,9 @@ func parseMeta(rec *store.Record) (*meta, error) {
 // seal sets m to keys, sealed under a new data key that a key-encryption key wraps.
 func (m *meta) seal(ctx context.Context, keys *seal.Keys, kek *KEK) (err error) {
 	m.vault, m.generation, m.keyID = keys.Vault, keys.Generation, kek.KeyID()
+	if m.format = metaFormat; len(keys.Lookups) > 1 {
+		m.format = metaFormat3
+	}
 	dataKey := make([]byte, seal.KeySize)
 	defer clear(dataKey)
 	rand.Read(dataKey)
@@ -426,7 +434,7 @@ func (l *Ledger) Follow(ctx context.Context) {
 // Look loads the keyring if another process has written a later one. A process that cannot
 // goes on with the keys that it has, and says so.
 func (l *Ledger) Look(ctx context.Context) {
-	if _, err := l.loadMeta(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) && l.behind.Now() {
+	if err := l.reload(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) && l.behind.Now() {
 		l.config.Log.Error("the keyring in the store cannot be loaded", "error", err)
 	}
 }
@@ -586,12 +594,12 @@ func (l *Ledger) renew(ctx context.Context, m *meta) error {
 		l.config.Log.Warn("the vault was changed from the first key of its Keyring to another, and stays with that", "key", present, "first", first)
 		first = present
 	}
-	if first == present && m.format == metaFormat {
+	if first == present && m.format != 1 {
 		return nil
 	}
 	err := l.replace(ctx, OpChangeKeyring, m.version, keys.WrappedBy(first, Now()), func(store.Tx) error { return nil })
 	if err == nil {
-		l.config.Log.Info("the keyring was wrapped anew", "key", first, "was", present, "format", metaFormat, "formerly", m.format)
+		l.config.Log.Info("the keyring was wrapped anew", "key", first, "was", present, "format", max(m.format, metaFormat), "formerly", m.format)
 	}
 	return err
 }
@@ -627,7 +635,7 @@ func (l *Ledger) change(ctx context.Context, to *KEK) error {
 		op: OpChangeKeyring,
 		next: func(k *seal.Keys, m *meta) (*seal.Keys, error) {
 			from, changes = k.KeyID(), true
-			if from == to.KeyID() && m.format == metaFormat { // by another process, or before
+			if from == to.KeyID() && m.format != 1 { // by another process, or before
 				changes = false
 				_, err := m.open(ctx, to)
 				return nil, err

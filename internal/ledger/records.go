@@ -18,7 +18,7 @@ func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if l.closed.Load() {
 		return ErrClosed
 	}
-	return l.outcome(l.store.View(ctx, uuid.Nil, fn))
+	return l.follow(ctx, l.outcome(l.store.View(ctx, uuid.Nil, fn)))
 }
 
 // View is View of a Ledger for records of the account: see [Own].
@@ -31,7 +31,7 @@ func (a Account) View(ctx context.Context, fn func(store.ReadTx) error) error {
 			return err
 		}
 	}
-	return a.outcome(a.store.View(ctx, a.ID, fn))
+	return a.follow(ctx, a.outcome(a.store.View(ctx, a.ID, fn)))
 }
 
 // Get returns the record of an id, unless it has lapsed.

@@ -128,10 +128,10 @@ func (l *Ledger) sealAnew(ctx context.Context, late *lateSeal) error {
 	for _, r := range late.records {
 		shown, secret := *r, *r
 		shown.Shown, secret.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
-		outdated := l.Outdated(r)
+		rehash := l.Outdated(r)
 		err := errors.Join(
-			anew(r.Shown, present, outdated, func() ([]byte, error) { return l.Box.OpenShown(&shown) }, func(plain []byte) error {
-				if outdated {
+			anew(r.Shown, present, rehash, func() ([]byte, error) { return l.Box.OpenShown(&shown) }, func(plain []byte) error {
+				if rehash {
 					if err := l.HashAnew(r, plain); err != nil {
 						return err
 					}

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"time"
 
 	"github.com/cardvault/cardvault/store"
 )
@@ -16,8 +17,16 @@ func (l *Ledger) Terms() int { return len(l.Box.Keys().Masters) }
 
 // Reload loads the keys that another process has changed.
 func (l *Ledger) Reload(ctx context.Context) error {
+	return l.Named(&store.Record{Kind: KindMeta}, l.reload(ctx))
+}
+
+func (l *Ledger) reload(ctx context.Context) error {
+	at := time.Now()
 	_, err := l.loadMeta(ctx)
-	return l.Named(&store.Record{Kind: KindMeta}, err)
+	if err == nil {
+		l.store.followed.Store(at.UnixNano())
+	}
+	return err
 }
 
 // Unread returns the error of a record of a kind that the store cannot read.

@@ -58,7 +58,16 @@ func (l *List[T]) read(ctx context.Context, q *store.Query) (*store.List, error)
 	if !l.Lasting {
 		q.Live = ledger.Now()
 	}
-	list, err := l.Rows.List(ctx, q, l.Also...)
+	further := false
+	list, err := ledger.Retry(ctx, func() (*store.List, error) {
+		if further && l.Narrow != nil { // its hash is of a former key
+			if err := l.Narrow(ctx, q); err != nil {
+				return nil, err
+			}
+		}
+		further = true
+		return l.Rows.List(ctx, q, l.Also...)
+	})
 	if err != nil && l.Failed != nil {
 		err = l.Failed(err)
 	}

@@ -106,8 +106,8 @@ func (s *shift) settle(ctx context.Context, p *pending, is Delivery) (freed []*p
 	}
 
 	frees := p.holdsBack() && !is.holdsBack()
-	hash := s.orderedHash(p)
 	for {
+		hash := s.orderedHash(p)
 		next := *p.rec
 		next.Version++
 		if is.Class != 0 {

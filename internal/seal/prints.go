@@ -151,11 +151,13 @@ func (s Series) former() *Term {
 	return nil
 }
 
-// Steps counts the steps of rotations after which nothing may be written any more that was
-// hashed with the keys of before: a pending key, and then another active fingerprint key, or a
+// Steps counts the steps of rotations after which nothing may be written any more, nor searched
+// for long, that was hashed with the keys of before: a pending key, another active one, and a
 // closed lookup key.
-func (k *Keys) Steps() uint32 {
-	n := uint32(len(k.Fingerprints)-1) + k.Fingerprints.Active().Number - 1 + uint32(len(k.Lookups)-1)
+func (k *Keys) Steps() (n uint32) {
+	for _, s := range []Series{k.Fingerprints, k.Lookups} {
+		n += uint32(len(s)-1) + s.Active().Number - 1
+	}
 	for _, t := range k.Lookups {
 		if t.State == Closed || t.State == Destroyed {
 			n++

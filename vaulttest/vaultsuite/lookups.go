@@ -51,24 +51,45 @@ func (f *findables) add(t testing.TB, v *cardvault.Vault) {
 // found checks that each of some processes finds everything, and that names stay unique.
 func (f *findables) found(t testing.TB, vaults ...*cardvault.Vault) {
 	t.Helper()
-	ctx := t.Context()
-	for i, v := range vaults {
-		found := must(collect(ctx, v, &cardvault.TokenListOptions{BusinessKey: canary}))(t)
-		if len(found) != len(f.tokens) {
-			t.Errorf("process %d finds %d tokens of %d by their business key", i, len(found), len(f.tokens))
-		}
-		m := must(v.EnsureMerchant(ctx, canary, nil))(t)
-		if f.merchant == uuid.Nil {
-			f.merchant = m.ID
-		}
-		if m.ID != f.merchant {
-			t.Errorf("process %d makes a second merchant of a name", i)
-		}
-		for _, id := range f.bureau.left() {
-			notice := suspended(0, time.Now(), id)
-			notice.ID = uuid.NewString()
-			noError(t, v.Notify(ctx, notice))
-		}
+	for _, v := range vaults {
+		f.listed(t, v)
+		f.named(t, v)
+		f.notified(t, v)
+	}
+}
+
+func (f *findables) listed(t testing.TB, v *cardvault.Vault) {
+	t.Helper()
+	if found := must(collect(t.Context(), v, &cardvault.TokenListOptions{BusinessKey: canary}))(t); len(found) != len(f.tokens) {
+		t.Errorf("%d tokens of %d are found by their business key", len(found), len(f.tokens))
+	}
+}
+
+func (f *findables) named(t testing.TB, v *cardvault.Vault) {
+	t.Helper()
+	m := must(v.EnsureMerchant(t.Context(), canary, nil))(t)
+	if f.merchant == uuid.Nil {
+		f.merchant = m.ID
+	}
+	if m.ID != f.merchant {
+		t.Error("a second merchant has a name")
+	}
+}
+
+func (f *findables) notified(t testing.TB, v *cardvault.Vault) {
+	t.Helper()
+	for _, id := range f.bureau.left() {
+		notice := suspended(0, time.Now(), id)
+		notice.ID = uuid.NewString()
+		noError(t, v.Notify(t.Context(), notice))
+	}
+}
+
+// intact checks that Verify finds nothing.
+func (f *findables) intact(t testing.TB, v *cardvault.Vault) {
+	t.Helper()
+	if p := problems(t, v); len(p) > 0 {
+		t.Errorf("Verify finds %+v", p)
 	}
 }
 
@@ -80,11 +101,15 @@ func rotateLookup(t *testing.T, s store.Store) {
 		ctx, f := t.Context(), &findables{bureau: new(bureau)}
 		opts := &cardvault.Options{Mode: cardvault.Sandbox, Network: f.bureau, IdempotencyTTL: 100 * time.Hour}
 		v, slow := vaultOn(t, s, opts), vaultOn(t, s, opts)
+		idle := []*cardvault.Vault{vaultOn(t, s, opts), vaultOn(t, s, opts), vaultOn(t, s, opts)} // without Run and Drain
 		session := must(v.CreateSession(ctx, nil))(t)
 		f.add(t, v)
 		f.add(t, slow)
 		drain(t, v)
 		f.found(t, v, slow)
+		for _, v := range idle {
+			f.found(t, v)
+		}
 
 		rotateLookups(t, v)
 		fails(t, "another rotation", errorOf(slow.RotateSeries(ctx, cardvault.SeriesLookup, nil)), cardvault.ErrRotating)
@@ -99,6 +124,7 @@ func rotateLookup(t *testing.T, s store.Store) {
 		f.found(t, v, slow, slower)
 		f.add(t, slower)
 		f.found(t, v, slow, slower)
+		f.intact(t, v)
 
 		goOn(time.Minute)
 		must(v.RotateKeys(ctx, nil))(t) // has another round begin at once
@@ -116,8 +142,12 @@ func rotateLookup(t *testing.T, s store.Store) {
 			}
 			f.found(t, v, slow, slower)
 		}
+		f.listed(t, idle[0])
+		f.named(t, idle[1])
+		f.notified(t, idle[2])
 		f.add(t, slower)
 		f.found(t, v, slow, slower, vaultOn(t, s, opts))
+		f.intact(t, v)
 		if is, n := lookupTerms(t, v, "token"); !slices.Equal(is, []cardvault.TermState{"closed", "active"}) || n[0] != 0 || n[1] != 2*int64(len(f.tokens))-1 {
 			t.Errorf("after the rotation: %v, %v", is, n)
 		}
@@ -129,6 +159,7 @@ func rotateLookup(t *testing.T, s store.Store) {
 			drain(t, slow)
 			f.add(t, v)
 			f.found(t, v, slow)
+			f.intact(t, slow)
 			goOn(5 * time.Minute)
 		}
 		if is, n := lookupTerms(t, v, "token"); !slices.Equal(is, []cardvault.TermState{"closed", "destroyed", "active"}) || n[0]+n[1] != 0 {
@@ -150,8 +181,21 @@ func lookupLate(t *testing.T, s store.Store) {
 		late, other, ctx := vaultOn(t, n, nil), vaultOn(t, s, nil), t.Context()
 		token := importCard(t, late, testCard(0), nil)
 
-		for i, steps := range []func(){func() {}, func() { drain(t, other) }} {
-			name := string(rune('a' + i))
+		all := func() {
+			for range 4 {
+				drain(t, other)
+				goOn(3 * time.Minute)
+			}
+		}
+		follow := func() { must(late.KeyReport(ctx))(t) } // which looks for a keyring
+		for i, steps := range []func(){
+			func() {},
+			func() { drain(t, other) },
+			follow,
+			func() { drain(t, other); follow() },
+			func() { all(); follow() },
+		} {
+			name, named := string(rune('a'+i)), 0
 			for call, do := range map[string]func() error{
 				"Import": func() error {
 					return errorOf(late.Import(ctx, testCard(1), &cardvault.ImportOptions{BusinessKey: name}))
@@ -171,10 +215,15 @@ func lookupLate(t *testing.T, s store.Store) {
 				if err := do(); err != nil || n.before != nil {
 					t.Fatalf("%s: %v", call, err)
 				}
-				for range 4 {
-					drain(t, other)
-					goOn(3 * time.Minute)
+				if call != "EnsureMerchant" {
+					named++
 				}
+				for _, v := range []*cardvault.Vault{late, other} {
+					if found := must(collect(ctx, v, &cardvault.TokenListOptions{BusinessKey: name}))(t); len(found) != named {
+						t.Errorf("%s: %d tokens of %d are found", call, len(found), named)
+					}
+				}
+				all()
 				for kind, most := range map[string]int64{"token": howManyTokens(t, other), "merchant": int64(1 + must(other.ListMerchants(ctx, nil))(t).TotalItems)} {
 					is, records := lookupTerms(t, other, kind)
 					last := len(is) - 1
@@ -183,15 +232,60 @@ func lookupLate(t *testing.T, s store.Store) {
 					}
 				}
 			}
-			want := 2
-			drain(t, late) // it follows
-			if found := must(collect(ctx, late, &cardvault.TokenListOptions{BusinessKey: name}))(t); len(found) != want {
-				t.Errorf("%d tokens have the business key, want %d", len(found), want)
+		}
+		if m := must(other.ListMerchants(ctx, nil))(t); m.TotalItems != 6 {
+			t.Errorf("%d merchants, want 6: a name was taken twice", m.TotalItems)
+		}
+	})
+}
+
+// lookupDamaged: as long as a damaged record lacks a hash of the next key nothing is searched with
+// that, so a name stays unique. As long as one has a hash of the former key that is not destroyed.
+func lookupDamaged(t *testing.T, s store.Store) {
+	inBubble(t, s, func(t *testing.T, s store.Store) {
+		v, ctx, f := vaultOn(t, s, nil), t.Context(), &findables{bureau: new(bureau)}
+		f.add(t, v)
+		f.found(t, v)
+		spoil := func(kind store.Kind) (mend func()) {
+			rows := scanned(t, s, kind)
+			row := rows[len(rows)-1] // the default merchant comes first
+			spoiled := row.Clone()
+			spoiled.Shown[len(spoiled.Shown)/2] ^= 4
+			loadRow(t, s, spoiled)
+			return func() { loadRow(t, s, row) }
+		}
+		pass := func(kind string, want ...cardvault.TermState) (records []int64) {
+			t.Helper()
+			for range 4 {
+				drain(t, v)
+				goOn(3 * time.Minute)
 			}
+			is, n := lookupTerms(t, v, kind)
+			if !slices.Equal(is, want) {
+				t.Errorf("keys %v, want %v", is, want)
+			}
+			return n
 		}
-		if m := must(other.ListMerchants(ctx, nil))(t); m.TotalItems != 3 {
-			t.Errorf("%d merchants, want 3: a name was taken twice", m.TotalItems)
+
+		rotateLookups(t, v)
+		mend := spoil(kindMerchant)
+		pass("merchant", cardvault.TermActive, cardvault.TermPending)
+		fails(t, "a name of a damaged merchant", errorOf(v.EnsureMerchant(ctx, canary, nil)), cardvault.ErrDamaged)
+		mend()
+		must(v.RotateKeys(ctx, nil))(t)
+		pass("merchant", cardvault.TermClosed, cardvault.TermActive)
+		f.found(t, v)
+
+		rotateLookups(t, v)
+		drain(t, v)
+		mend = spoil(kindToken)
+		if n := pass("token", cardvault.TermClosed, cardvault.TermClosed, cardvault.TermActive); n[1] != 1 {
+			t.Errorf("tokens under the keys: %v", n)
 		}
+		mend()
+		must(v.RotateKeys(ctx, nil))(t)
+		pass("token", cardvault.TermClosed, cardvault.TermDestroyed, cardvault.TermActive)
+		f.found(t, v)
 	})
 }
 
@@ -201,6 +295,7 @@ func lookupRace(t *testing.T, s store.Store) {
 	inBubble(t, s, func(t *testing.T, s store.Store) {
 		v, other := vaultOn(t, s, nil), vaultOn(t, s, nil)
 		stop, stopOther := runs(t, v), runs(t, other)
+
 		var group sync.WaitGroup
 		for range 2 {
 			for _, v := range []*cardvault.Vault{v, other} {

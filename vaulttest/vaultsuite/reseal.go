@@ -44,6 +44,7 @@ func (gallery) CardArt(context.Context, *network.ArtRequest) (*network.Art, erro
 
 // Kinds of records that a test names.
 const (
+	kindMerchant     = 3
 	kindToken        = 5
 	kindNetworkToken = 9
 	kindRelease      = 10

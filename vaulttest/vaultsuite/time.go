@@ -33,6 +33,7 @@ func timeBehaviours() []behaviour {
 		{"RotateAndRetire", rotateAndRetire},
 		{"RotateLookup", rotateLookup},
 		{"RotateLookupLate", lookupLate},
+		{"RotateLookupDamaged", lookupDamaged},
 		{"RotateLookupRace", lookupRace},
 	}
 }
