@@ -205,6 +205,9 @@ func lookupLate(t *testing.T, s store.Store) {
 				},
 				"EnsureMerchant": func() error { return errorOf(late.EnsureMerchant(ctx, name, nil)) },
 			} {
+				for range 2 { // it follows, and then it is granted seals
+					importCard(t, late, testCard(2), nil)
+				}
 				n.before = func() {
 					rotateLookups(t, other)
 					steps()
