@@ -150,8 +150,10 @@ const (
 
 	// SeriesLookup holds the keys of the hashes by which records are found: tokens by business
 	// key, merchants by name, network tokens, and deliveries. Vault.Run does the rotation, as that
-	// of SeriesFingerprint. Every record has both hashes before any call searches for the new one.
-	// Two minutes later the former ones are erased, and then their key is destroyed.
+	// of SeriesFingerprint. Every record has both hashes before any call searches for the new one,
+	// so a damaged record delays that until it is restored or deleted, and RotateKeys called. Two
+	// minutes later the former hashes are erased, and then their key is destroyed. A version of this
+	// package without SeriesLookup cannot open the vault from then on: it reports ErrFormat.
 	//
 	// Hashes that have to stay as they are stay under the first key, which is closed by the first
 	// rotation and never destroyed: ids of sessions, idempotency keys, payloads, network notices,

@@ -449,8 +449,8 @@ func formerRecords(ctx context.Context, v *cardvault.Vault) (left rest, err erro
 	return left, nil
 }
 
-// leftOf counts the work of a rotation of keys of hashes. What the first lookup key keeps for
-// good is none.
+// leftOf counts the work of a rotation of keys of hashes. Hashes that stay under the first lookup
+// key do not count.
 func leftOf(r *cardvault.KeyReport, series cardvault.KeySeries) (left rest) {
 	under := map[cardvault.TermState]int64{}
 	for _, t := range r.Others {

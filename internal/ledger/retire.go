@@ -93,6 +93,7 @@ func (c *checkedCall) sealedInTime() error {
 		if c.tx.s.outdated(c.keys, r) {
 			return &lateSeal{0, c.keys, slices.Clone(c.puts)}
 		}
+
 		for _, part := range [...][]byte{r.Shown, r.Secret} {
 			term, sealed := seal.TermOf(part)
 			if !sealed || term == c.vouched || slices.Contains(c.open, term) {
@@ -177,7 +178,8 @@ func countOf(k *seal.Keys, term uint32) uuid.UUID {
 }
 
 // moveCounts moves the counts of all terms that are open, in the transaction of a step of a
-// rotation of hashes after which nothing is written with the keys of before. One that is lost stays so until RotateKeys begins another.
+// rotation of hashes after which nothing is written with the keys of before. A count that is lost
+// stays so until RotateKeys begins another.
 func moveCounts(tx store.Tx, former, next *seal.Keys) error {
 	if former.Steps() == next.Steps() {
 		return nil

@@ -74,6 +74,7 @@ func (s *Sealer) take(ctx context.Context, j *jobs.Job, step func(context.Contex
 		}
 		return nil
 	})
+
 	switch {
 	case errors.Is(err, errBegunAnew), errors.Is(err, store.ErrConflict):
 		return true, nil

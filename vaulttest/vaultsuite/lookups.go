@@ -107,9 +107,7 @@ func rotateLookup(t *testing.T, s store.Store) {
 		f.add(t, slow)
 		drain(t, v)
 		f.found(t, v, slow)
-		for _, v := range idle {
-			f.found(t, v)
-		}
+		f.found(t, idle...)
 
 		rotateLookups(t, v)
 		fails(t, "another rotation", errorOf(slow.RotateSeries(ctx, cardvault.SeriesLookup, nil)), cardvault.ErrRotating)
@@ -257,7 +255,7 @@ func lookupDamaged(t *testing.T, s store.Store) {
 			loadRow(t, s, spoiled)
 			return func() { loadRow(t, s, row) }
 		}
-		pass := func(kind string, want ...cardvault.TermState) (records []int64) {
+		drained := func(kind string, want ...cardvault.TermState) (records []int64) {
 			t.Helper()
 			for range 4 {
 				drain(t, v)
@@ -272,22 +270,22 @@ func lookupDamaged(t *testing.T, s store.Store) {
 
 		rotateLookups(t, v)
 		mend := spoil(kindMerchant)
-		pass("merchant", cardvault.TermActive, cardvault.TermPending)
+		drained("merchant", cardvault.TermActive, cardvault.TermPending)
 		fails(t, "a name of a damaged merchant", errorOf(v.EnsureMerchant(ctx, canary, nil)), cardvault.ErrDamaged)
 		mend()
 		must(v.RotateKeys(ctx, nil))(t)
-		pass("merchant", cardvault.TermClosed, cardvault.TermActive)
+		drained("merchant", cardvault.TermClosed, cardvault.TermActive)
 		f.found(t, v)
 
 		rotateLookups(t, v)
 		drain(t, v)
 		mend = spoil(kindToken)
-		if n := pass("token", cardvault.TermClosed, cardvault.TermClosed, cardvault.TermActive); n[1] != 1 {
+		if n := drained("token", cardvault.TermClosed, cardvault.TermClosed, cardvault.TermActive); n[1] != 1 {
 			t.Errorf("tokens under the keys: %v", n)
 		}
 		mend()
 		must(v.RotateKeys(ctx, nil))(t)
-		pass("token", cardvault.TermClosed, cardvault.TermDestroyed, cardvault.TermActive)
+		drained("token", cardvault.TermClosed, cardvault.TermDestroyed, cardvault.TermActive)
 		f.found(t, v)
 	})
 }
