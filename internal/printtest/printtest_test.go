@@ -506,6 +506,7 @@ var shown = map[string]string{
 	"internal/verify.Advice.Name":      "a constant",
 	"internal/verify.Advice.Remedy":    "a constant",
 	"internal/verify.Advice.Safe":      "a constant",
+	"internal/reseal.Config.Named":     "numbers of kinds",
 	"internal/verify.Config.Bare":      "numbers of kinds",
 	"internal/verify.Config.Secrets":   "numbers of kinds",
 	"internal/verify.Finding.Index":    "a constant",
