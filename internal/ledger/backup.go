@@ -94,7 +94,7 @@ func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, r
 func (l *Ledger) Scrub(ctx context.Context) (able bool, err error) {
 	s, able := l.store.Store.(store.Scrubber)
 	if !able {
-		return false, nil
+		return false, l.View(ctx, func(store.ReadTx) error { return nil })
 	}
 	return true, l.outcome(s.Scrub(ctx))
 }

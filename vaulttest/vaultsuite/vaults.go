@@ -223,8 +223,14 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"Reseal":    func(ctx context.Context, v *cardvault.Vault) error { return v.Reseal(ctx) },
 		"KeyReport": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.KeyReport(ctx)) },
 		"Verify":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Verify(ctx, nil)) },
-		"Run":       func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
-		"Drain":     func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
+		"Scrub": func(ctx context.Context, v *cardvault.Vault) error {
+			if err := v.Scrub(ctx); !errors.Is(err, cardvault.ErrNotEnabled) {
+				return err
+			}
+			return nil
+		},
+		"Run":   func(ctx context.Context, v *cardvault.Vault) error { return v.Run(ctx) },
+		"Drain": func(ctx context.Context, v *cardvault.Vault) error { return v.Drain(ctx) },
 	}
 
 	// Those neither read nor write, or need an audit log or a store that can be backed up,
