@@ -174,19 +174,25 @@ func (c *checker) bucket(phase byte, kind store.Kind, last []byte) ([]byte, erro
 		return nonNil(last), nil
 	}
 	c.lists.begin(c.tx, c.fanout, nil)
+	look := [phases]func(store.Kind, []byte, []byte){c.row, c.node, c.due, c.lookup}[phase]
+	index := [phases]store.Index{store.IndexRows, store.IndexList, store.IndexDue, store.IndexLookup}[phase]
 
 	cur := b.Cursor()
 	k, v := cur.Seek(last)
 	if last != nil && bytes.Equal(k, last) {
 		k, v = cur.Next()
 	}
+	before := last
 	for ; k != nil; k, v = cur.Next() {
-		if c.left--; c.left < 0 {
+		// A key that is out of order is no place: from there, Seek would come back or go too far.
+		rises := last == nil || bytes.Compare(last, k) < 0
+		if c.left--; c.left < 0 && rises && len(last)+2 <= maxPlace && (before == nil || bytes.Compare(before, last) < 0) {
 			return nonNil(last), nil
 		}
+		if !rises {
+			c.report(index, store.FaultUnreadable, kind, uuid.Nil, uuid.Nil)
+		}
 		last = bytes.Clone(k)
-		look := [phases]func(store.Kind, []byte, []byte){c.row, c.node, c.due, c.lookup}[phase]
-		index := [phases]store.Index{store.IndexRows, store.IndexList, store.IndexDue, store.IndexLookup}[phase]
 		if err := guarded(func() error { look(kind, k, v); return nil }); err != nil {
 			c.report(index, store.FaultUnreadable, kind, uuid.Nil, uuid.Nil)
 		}

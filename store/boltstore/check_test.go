@@ -1,9 +1,11 @@
 package boltstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -150,6 +152,59 @@ func TestCheckPieces(t *testing.T) {
 		})
 	}
 }
+
+// A key of an index that is out of order, or too long for a place, makes no loop and hides no
+// other, however small the pieces are.
+func TestCheckOrder(t *testing.T) {
+	const n = 60
+	hash := func(i int) []byte { return []byte{'h', byte(i), 0} }
+	for _, at := range []int{1, 2, 3, 20, 30, 59, 60} {
+		for _, to := range []byte{0, 10, 45, 255} {
+			s, _ := openLogged(t)
+			if err := s.Update(t.Context(), func(tx store.Tx) error {
+				for i := 1; i <= n; i++ {
+					tx.Put(&store.Record{Kind: 1, ID: number(i), Class: 1, Version: 1, Lookup: [][]byte{hash(i)}})
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+
+			key := append(appendLookupKey(nil, 1, hash(at)), id16(at)...)
+			moved := append(appendLookupKey(nil, 1, []byte{'h', to, 1}), id16(at)...)
+			raw, err := os.ReadFile(s.path)
+			if err != nil || !bytes.Contains(raw, key) {
+				t.Fatal("the key is not in the file", err)
+			}
+			if err := os.WriteFile(s.path, bytes.ReplaceAll(raw, key, moved), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, limit := range []int{1, 2, 7, 1 << 20} {
+				found := checked(t, s, limit)
+				named := func(f store.Fault) bool {
+					return slices.ContainsFunc(found, func(d store.Disagreement) bool {
+						return d.Index == store.IndexLookup && d.Fault == f && d.Key.ID == number(at)
+					})
+				}
+				if !named(store.FaultStray) && !named(store.FaultMissing) {
+					t.Errorf("entry %d is at %d, in pieces of %d: %v", at, to, limit, found)
+				}
+			}
+		}
+	}
+
+	s, _ := openLogged(t)
+	if err := s.h.db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket(lookupBucket).Put(bytes.Repeat([]byte{1}, 200), nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if found := checked(t, s, 1); len(found) != 1 {
+		t.Errorf("a long key: %v", found)
+	}
+}
+
+func id16(i int) []byte { id := number(i); return id[:] }
 
 // A place that Check did not return, and a file with any byte changed, make no panic and no
 // loop.
