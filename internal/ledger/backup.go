@@ -102,6 +102,9 @@ func (l *Ledger) Scrub(ctx context.Context) (able bool, err error) {
 // Check is the method of store.Checker, in a transaction of its own. It reports false if the
 // transactions of the store do not have it.
 func (l *Ledger) Check(ctx context.Context, place []byte, limit int) (found []store.Disagreement, next []byte, able bool, err error) {
+	if l.closed.Load() {
+		return nil, nil, false, ErrClosed
+	}
 	err = l.outcome(l.store.Store.View(ctx, func(tx store.ReadTx) (err error) {
 		var c store.Checker
 		if c, able = tx.(store.Checker); able {
