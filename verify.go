@@ -46,7 +46,8 @@ type VerifyReport struct {
 	Position string
 
 	// Indexes is whether the store can compare its indexes with its records: see
-	// [store.Checker]. It is false as long as Position is not empty.
+	// [store.Checker]. It is false as long as Position is not empty. Behind a part of an index
+	// that is reported as unreadable, the rest of that index may not have been compared.
 	Indexes bool
 }
 
@@ -91,12 +92,12 @@ type Finding struct {
 
 // Verify reads every record of the whole vault, opens its sealed parts, and looks whether its
 // account and the record to which it belongs exist, and whether the indexes of the store agree
-// with the records, both ways. It takes seconds for each million records, so it is for an
+// with the records, both ways. It takes as long as a read of the whole store, so it is for an
 // operator and not for a request. It writes nothing.
 //
 // The vault works meanwhile, in this process and in others. Writes beside Verify are not reported
 // as damage, and new or deleted records may be left out. Memory is bounded by a page of 128
-// records, 8 MiB at most, and by Most, whatever the size of the vault.
+// records, by 512 of erasures and by Most, whatever the size of the vault.
 //
 // Verify cannot see a record that was lost with all of its index entries, or a former version of
 // a record that was put back: both look like a whole vault. It does not verify the chain of the
