@@ -28,6 +28,7 @@ const (
 type notes struct {
 	mu      sync.Mutex
 	waiting []*audit.Record
+	writing int // records that were taken and may come back
 	windows map[window]*counted
 	ends    time.Time // of the windows
 }
@@ -99,7 +100,7 @@ func (n *notes) add(r *audit.Record) bool {
 	if r.Outcome != audit.Success && !lent && n.crowded(r) {
 		return true
 	}
-	if len(n.waiting) >= maxNotes {
+	if len(n.waiting)+n.writing >= maxNotes {
 		return false
 	}
 	n.waiting = append(n.waiting, r)
@@ -157,6 +158,7 @@ func (n *notes) take(last bool) []*audit.Record {
 	defer n.mu.Unlock()
 	batch := n.waiting
 	n.waiting = nil
+	defer func() { n.writing += len(batch) }()
 	if len(n.windows) == 0 || !last && time.Now().Before(n.ends) {
 		return batch
 	}
@@ -183,6 +185,7 @@ func (n *notes) take(last bool) []*audit.Record {
 func (n *notes) back(batch []*audit.Record) (lost uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.writing -= len(batch)
 	n.waiting = append(batch, n.waiting...)
 	room := min(len(n.waiting), maxNotes)
 	for _, r := range n.waiting[room:] {
@@ -196,7 +199,14 @@ func (n *notes) back(batch []*audit.Record) (lost uint64) {
 func (n *notes) full() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.waiting) >= maxNotes
+	return len(n.waiting)+n.writing >= maxNotes
+}
+
+// written notes that records were written, or may have been.
+func (n *notes) written(records int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.writing -= records
 }
 
 var opNotes = ledger.Ends("audit.notes")
@@ -223,10 +233,13 @@ func (l *Log) writeNotes(ctx context.Context, last bool) error {
 
 	return each(parts, func(part []*audit.Record) error {
 		err := l.writePart(ctx, part)
-		switch {
-		case err == nil, errors.Is(err, ledger.ErrOutcomeUnknown):
-		case part[0].Operation == OpLost: // which takes the place of no other
+		unknown := errors.Is(err, ledger.ErrOutcomeUnknown)
+		switch lost := part[0].Operation == OpLost; {
+		case lost && err != nil && !unknown: // it takes the place of no other
 			l.lost.Add(int64(part[0].Calls))
+		case lost:
+		case err == nil, unknown:
+			l.notes.written(len(part))
 		default:
 			l.lost.Add(int64(l.notes.back(part)))
 		}
