@@ -179,6 +179,9 @@ func (tx checkedReadTx) at(kind store.Kind) store.ReadTx {
 var _ store.Divided = checkedReadTx{}
 var _ store.Divided = checkedTx{}
 
+// ErrOrder is in the error of a scan whose ids do not rise, beside ErrDamaged.
+var ErrOrder = errors.New("ids out of order")
+
 // lie returns the error of an answer that cannot be right.
 func (tx checkedReadTx) lie(what string) error {
 	tx.s.mistrust(what)
@@ -292,7 +295,7 @@ func (tx checkedReadTx) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*st
 		}
 	}
 	if wrong {
-		return nil, tx.lie("records of a kind out of order")
+		return nil, fmt.Errorf("%w: %w", tx.lie("records of a kind out of order"), ErrOrder)
 	}
 	return found, nil
 }

@@ -102,6 +102,9 @@ func (c *Config) Run(ctx context.Context, o Options) (*Place, error) {
 		if o.Progress != nil {
 			o.Progress(at)
 		}
+		if at.Done() {
+			break
+		}
 		if err := rest(ctx, began, at.Looked-before, o.Rate); err != nil {
 			return at, err
 		}
@@ -150,7 +153,8 @@ func (v *verifier) found(p Problem, r *store.Record) {
 
 // rows verifies the next records, and moves the place behind them.
 func (v *verifier) rows(ctx context.Context, at *Place) error {
-	kind, p, err := v.read(ctx, at.Kind, at.After, pageRows)
+	// One row more than is verified: only a later id shows that one is not too large.
+	kind, p, err := v.read(ctx, at.Kind, at.After, pageRows+1)
 	if ledger.Unreadable(err) {
 		return v.skip(ctx, at, kind)
 	}
@@ -158,30 +162,35 @@ func (v *verifier) rows(ctx context.Context, at *Place) error {
 		return err
 	}
 
-	for i, r := range p.rows {
-		if p.stray[i] == 0 {
-			continue
-		}
-		erased, err := v.erased(ctx, p, r)
-		if err != nil {
-			return err
-		}
-		if !erased {
-			v.found(p.stray[i], r)
-		}
+	n := min(len(p.rows), pageRows)
+	if err := v.look(ctx, p, n); err != nil {
+		return err
 	}
-	for _, r := range p.rows {
+	at.Kind, at.After = kind, uuid.Nil
+	if n > 0 {
+		at.After = p.rows[n-1].ID
+	}
+	at.Looked += int64(n)
+	at.Records += int64(n)
+	return nil
+}
+
+// look verifies the first rows of a page.
+func (v *verifier) look(ctx context.Context, p *page, n int) error {
+	for i, r := range p.rows[:n] {
+		if p.stray[i] != 0 {
+			erased, err := v.erased(ctx, p, r)
+			if err != nil {
+				return err
+			}
+			if !erased {
+				v.found(p.stray[i], r)
+			}
+		}
 		if err := v.open(ctx, r); err != nil {
 			return err
 		}
 	}
-
-	at.Kind, at.After = kind, uuid.Nil
-	if n := len(p.rows); n > 0 {
-		at.After = p.rows[n-1].ID
-	}
-	at.Looked += int64(len(p.rows))
-	at.Records += int64(len(p.rows))
 	return nil
 }
 
@@ -391,7 +400,10 @@ func (v *verifier) skip(ctx context.Context, at *Place, kind store.Kind) error {
 		at.Kind, at.After = kind, uuid.Nil
 	}
 	readable := func(after uuid.UUID) (*page, bool, error) {
-		_, p, err := v.read(ctx, kind, after, 1)
+		_, p, err := v.read(ctx, kind, after, 2) // the second shows whether the first is too large
+		if ledger.Unreadable(err) && !errors.Is(err, ledger.ErrOrder) {
+			_, p, err = v.read(ctx, kind, after, 1)
+		}
 		if ledger.Unreadable(err) {
 			return nil, false, nil
 		}
@@ -405,7 +417,7 @@ func (v *verifier) skip(ctx context.Context, at *Place, kind store.Kind) error {
 		case ok && (len(p.rows) == 0 || p.rows[0].Kind != kind):
 			return nil // it was readable after all
 		case ok:
-			if err := v.open(ctx, p.rows[0]); err != nil {
+			if err := v.look(ctx, p, 1); err != nil {
 				return err
 			}
 			at.After = p.rows[0].ID

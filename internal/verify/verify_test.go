@@ -3,7 +3,10 @@ package verify_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"testing"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -107,6 +110,78 @@ func TestRows(t *testing.T) {
 	put(kindErasure, 1, uuid.Nil)
 	if found, _ := look(); len(found) != 0 {
 		t.Errorf("while they are erased: %v", found)
+	}
+}
+
+// A shuffled store has the records of kindChild in another order than that of their ids, as a
+// damaged page has them. Like a tree, it looks for an id by halving.
+type shuffled struct {
+	store.Store
+	rows  []*store.Record
+	scans int
+}
+
+func (s *shuffled) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(shuffledReads{tx, s}) })
+}
+
+type shuffledReads struct {
+	store.ReadTx
+	s *shuffled
+}
+
+func (tx shuffledReads) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	if kind != kindChild {
+		return tx.ReadTx.Scan(kind, after, limit)
+	}
+	if tx.s.scans++; tx.s.scans > 10_000 {
+		return nil, errors.New("it does not end")
+	}
+	rows := tx.s.rows
+	rows = rows[sort.Search(len(rows), func(i int) bool { return bytes.Compare(rows[i].ID[:], after[:]) > 0 }):]
+	var found []*store.Record
+	for _, r := range rows[:min(len(rows), limit)] {
+		found = append(found, r.Clone())
+	}
+	return found, nil
+}
+
+// TestOrder: a record whose id is out of order has no page read for ever, and hides no others.
+func TestOrder(t *testing.T) {
+	s := &shuffled{Store: memstore.New()}
+	l := ledgertest.On(t, s, ledger.Families{})
+	const children = 700
+	var whole []*store.Record
+	for n := range children {
+		r := &store.Record{Kind: kindChild, ID: row(n + 1), Account: l.First, Version: 1}
+		if err := l.SealShown(r, []byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		whole = append(whole, r)
+	}
+	for _, at := range []int{0, 1, 126, 127, 128, 129, 254, 255, 381, 698, 699} {
+		for _, id := range []uuid.UUID{{15: 1}, {0: 255}, row(at), row(at + 300), row(max(1, at-300))} {
+			s.rows, s.scans = slices.Clone(whole), 0
+			s.rows[at] = whole[at].Clone()
+			s.rows[at].ID = id
+			rising := slices.IsSortedFunc(s.rows, func(a, b *store.Record) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+
+			damaged := 0
+			place, err := (&verify.Config{Ledger: l}).Run(t.Context(), verify.Options{Found: func(f verify.Finding) {
+				if f.Problem == verify.Unreadable && f.Record.Kind == kindChild {
+					damaged++
+				}
+			}})
+			if err != nil || !place.Done() {
+				t.Fatalf("record %d is %v: %v", at, id, err)
+			}
+			if !rising && damaged == 0 {
+				t.Errorf("record %d is %v: not found", at, id)
+			}
+			if place.Records < children {
+				t.Errorf("record %d is %v: %d records were read", at, id, place.Records)
+			}
+		}
 	}
 }
 
