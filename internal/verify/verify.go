@@ -156,7 +156,7 @@ func (v *verifier) rows(ctx context.Context, at *Place) error {
 	// One row more than is verified: only a later id shows that one is not too large.
 	kind, p, err := v.read(ctx, at.Kind, at.After, pageRows+1)
 	if ledger.Unreadable(err) {
-		return v.skip(ctx, at, kind)
+		return v.skip(ctx, at, kind, err)
 	}
 	if err != nil {
 		return err
@@ -393,9 +393,10 @@ func (v *verifier) parts(ctx context.Context, r *store.Record) (Problem, error) 
 	return 0, nil
 }
 
-// skip moves the place behind a range of rows that the store cannot read. Up to there, rows are
-// read one by one.
-func (v *verifier) skip(ctx context.Context, at *Place, kind store.Kind) error {
+// skip moves the place behind a range of rows that the store cannot read. Up to there, the rows
+// of the page are read one by one. If ids are out of order, the store may lead each of these
+// reads past the damage, so the cause counts too.
+func (v *verifier) skip(ctx context.Context, at *Place, kind store.Kind, cause error) error {
 	if at.Kind != kind {
 		at.Kind, at.After = kind, uuid.Nil
 	}
@@ -409,13 +410,16 @@ func (v *verifier) skip(ctx context.Context, at *Place, kind store.Kind) error {
 		}
 		return p, err == nil, err
 	}
-	for {
+	for walked := 0; ; walked++ {
 		p, ok, err := readable(at.After)
 		switch {
 		case err != nil:
 			return err
-		case ok && (len(p.rows) == 0 || p.rows[0].Kind != kind):
-			return nil // it was readable after all
+		case ok && (len(p.rows) == 0 || p.rows[0].Kind != kind || walked == pageRows):
+			if errors.Is(cause, ledger.ErrOrder) {
+				v.found(Unreadable, &store.Record{Kind: kind})
+			}
+			return nil // it is readable after all
 		case ok:
 			if err := v.look(ctx, p, 1); err != nil {
 				return err
