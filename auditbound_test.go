@@ -3,12 +3,14 @@ package cardvault_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 )
@@ -75,4 +77,68 @@ func TestAuditBound(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A stalled store has writes wait while on is set, until it is released, and then fail.
+type stalled struct {
+	*memstore.Store
+	on      atomic.Bool
+	release chan struct{}
+}
+
+func (s *stalled) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.on.Load() {
+		<-s.release
+		return store.ErrUnavailable
+	}
+	return s.Store.Update(ctx, fn)
+}
+
+// TestAuditInFlight: records that are being written keep their places, since the write may fail.
+// A card that is used meanwhile would take one of them, and lose its own record.
+func TestAuditInFlight(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		const most = 8192
+		ctx, s := t.Context(), &stalled{Store: memstore.New(), release: make(chan struct{})}
+		v := openAudited(t, s, &cardvault.AuditOptions{Reads: true, Failure: cardvault.AuditRefuse}, cardvault.Sandbox)
+		token := v.importCard()
+		time.Sleep(2 * time.Second)
+
+		s.on.Store(true)
+		for range most {
+			_, err := v.Get(ctx, token.ID)
+			noErr(t, err)
+		}
+		time.Sleep(2 * time.Second) // they are being written
+		used := false
+		err := v.Use(ctx, token.ID, "test", func(context.Context, *cardvault.UsedCard) error {
+			used = true
+			return nil
+		})
+		if !errors.Is(err, cardvault.ErrUnavailable) || used {
+			t.Errorf("Use returned %v, the card was used: %t", err, used)
+		}
+
+		close(s.release)
+		s.on.Store(false)
+		time.Sleep(5 * time.Second)
+		noErr(t, v.Use(ctx, token.ID, "test", func(context.Context, *cardvault.UsedCard) error { return nil }))
+		time.Sleep(2 * time.Second)
+		reads, uses := 0, 0
+		_, records := v.verified()
+		for _, r := range records {
+			if r.Outcome == audit.Success {
+				switch r.Operation {
+				case "token.read":
+					reads++
+				case "card.use":
+					uses++
+				}
+			}
+		}
+		if reads != most || uses != 1 {
+			t.Errorf("%d reads and %d uses have a record", reads, uses)
+		}
+		noErr(t, v.Close())
+	})
 }

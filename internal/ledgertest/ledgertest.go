@@ -35,6 +35,17 @@ func New(t testing.TB, families ledger.Families) *ledger.Ledger {
 // On is New for a vault in a store.
 func On(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 	t.Helper()
+	return on(t, s, families, func(answer string) { t.Error("the store returned", answer) })
+}
+
+// OnLiar is On for a store whose answers may be wrong.
+func OnLiar(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
+	t.Helper()
+	return on(t, s, families, func(string) {})
+}
+
+func on(t testing.TB, s store.Store, families ledger.Families, mistrust func(answer string)) *ledger.Ledger {
+	t.Helper()
 	l := ledger.New(ledger.Config{
 		Store:    s,
 		Ring:     Ring(),
@@ -42,7 +53,7 @@ func On(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 		Families: families,
 		Log:      slog.New(slog.DiscardHandler),
 		Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
-		Mistrust: func(answer string) { t.Error("the store returned", answer) },
+		Mistrust: mistrust,
 	})
 
 	first := func() (uuid.UUID, []*store.Record, error) {

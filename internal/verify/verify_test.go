@@ -151,7 +151,7 @@ func (tx shuffledReads) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*st
 // shows that.
 func TestOrder(t *testing.T) {
 	s := &shuffled{Store: memstore.New()}
-	l := ledgertest.On(t, s, ledger.Families{})
+	l := ledgertest.OnLiar(t, s, ledger.Families{})
 	const children = 700
 	var whole []*store.Record
 	for n := range children {
