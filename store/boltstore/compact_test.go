@@ -25,23 +25,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// restless is small, compacts its file without end, and scrubs it all the time.
+// restless is small, and compacts its file without end.
 func restless() config {
 	c := small
 	c.part = 4 << 10
 	c.wasteful = func(*sample, int, float64) bool { return true }
-	c.scrubPause = time.Millisecond
 	return c
 }
 
-// TestRestless: a store that is always compacting keeps the contract.
+// TestRestless: a store that is always compacting, and scrubs its file all the time, keeps the
+// contract.
 func TestRestless(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as TestStore")
 	}
 	h := harness
 	open := func(t testing.TB, path string) (store.Store, error) {
-		s, err := openWith(t.Context(), path, &Options{LockTimeout: -1}, restless())
+		c := restless()
+		c.scrubPause = time.Millisecond
+		s, err := openWith(t.Context(), path, &Options{LockTimeout: -1}, c)
 		if err != nil {
 			return nil, err
 		}
@@ -57,6 +59,7 @@ func TestRestless(t *testing.T) {
 	h.Reopen = func(t testing.TB, s store.Store) (store.Store, error) { return open(t, s.(*Store).path) }
 	h.Second = h.Reopen
 	h.Crash = func(t testing.TB, s store.Store) (store.Store, error) {
+		still(t, s.(*Store))
 		dir, name := filepath.Split(s.(*Store).path)
 		return open(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
 	}

@@ -24,6 +24,7 @@ var harness = storetest.Harness{
 	Reopen: func(t testing.TB, s store.Store) (store.Store, error) { return whole(t, s.(*Store).path) },
 	Second: func(t testing.TB, s store.Store) (store.Store, error) { return whole(t, s.(*Store).path) },
 	Crash: func(t testing.TB, s store.Store) (store.Store, error) {
+		still(t, s.(*Store))
 		dir, name := filepath.Split(s.(*Store).path)
 		return whole(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
 	},
@@ -41,6 +42,17 @@ func whole(t testing.TB, path string) (store.Store, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
+}
+
+// still has a store write nothing but what it is told to, so that its file can be copied.
+func still(t testing.TB, s *Store) {
+	t.Helper()
+	if err := s.Update(t.Context(), func(store.Tx) error {
+		s.config.scrubPause, s.scrub = 0, scrub{timer: s.scrub.timer}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
