@@ -1,6 +1,6 @@
 // Vaultctl is the operator's tool for a vault: it makes vaults and key files, rotates and
-// reports keys, backs up and restores, changes approvals and API keys, and verifies audit
-// logs. docs/vaultctl.md is its manual.
+// reports keys, looks for damage, backs up and restores, changes approvals and API keys, and
+// verifies audit logs. docs/vaultctl.md is its manual.
 //
 //	vaultctl --vault DIR --key FILE COMMAND
 //	vaultctl --store postgres://HOST/DATABASE --key FILE COMMAND
@@ -43,7 +43,11 @@ func run(args []string, in *os.File, out, errs io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	return runUntil(ctx, args, in, out, errs)
+}
 
+// runUntil runs a command line until ctx ends, which stands for a signal.
+func runUntil(ctx context.Context, args []string, in *os.File, out, errs io.Writer) int {
 	c := &cli{in: in, out: out, errs: errs}
 	root := c.root()
 	root.SetArgs(args)
@@ -118,7 +122,7 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
-	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.changeKey(),
+	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.verify(), c.changeKey(),
 		c.backup(), c.restore(), c.thaw(), c.scrub(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }

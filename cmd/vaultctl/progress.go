@@ -20,7 +20,7 @@ type progress struct {
 	what  string
 	total int64
 	shown string
-	last  time.Time // of moved, or when the command began
+	last  time.Time // of sofar, or when the command began
 }
 
 // progress returns the progress of a command that does something total times. The caller
@@ -61,9 +61,22 @@ func (p *progress) show(text string) {
 
 const lineEvery = 10 * time.Second
 
-// moved shows the progress of a backup, whose total is not known.
+// moved shows the progress of a backup.
 func (p *progress) moved(at cardvault.BackupProgress) {
-	text := fmt.Sprintf("%d records, %s", at.Records, size(at.Bytes))
+	p.sofar(fmt.Sprintf("%d records, %s", at.Records, size(at.Bytes)))
+}
+
+// verified shows the progress of a verification.
+func (p *progress) verified(at cardvault.VerifyProgress) {
+	text := fmt.Sprintf("%d records, %d findings", at.Records, at.Found)
+	if at.Indexes {
+		text += "; all records were read"
+	}
+	p.sofar(text)
+}
+
+// sofar shows the progress of work whose total is not known.
+func (p *progress) sofar(text string) {
 	switch {
 	case p.bar:
 		p.show("\r" + text)

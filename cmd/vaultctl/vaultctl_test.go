@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -273,21 +274,33 @@ func keyID(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(id), 0o600))
 }
 
-// damage flips a bit of the record of a merchant: damage $AT
+// damage flips a bit in the records of some merchants, of one by default: damage $AT 2
 func damage(ts *testscript.TestScript, _ bool, args []string) {
-	c := at(args[0])
-	s, err := c.openStore(context.Background(), false)
-	ts.Check(err)
-	defer s.Close()
-	ts.Check(s.Update(context.Background(), func(tx store.Tx) error {
-		rows, err := tx.Scan(ledger.KindAccount+1, uuid.Nil, 1)
-		if err == nil {
-			rows[0].Shown[len(rows[0].Shown)-1] ^= 1
-			rows[0].Version++
-			tx.Put(rows[0])
+	n := 1
+	if len(args) > 1 {
+		var err error
+		n, err = strconv.Atoi(args[1])
+		ts.Check(err)
+	}
+	ts.Check(flipRows(args[0], ledger.KindAccount+1, n))
+}
+
+// flipRows flips a bit in the first records of a kind.
+func flipRows(place string, kind store.Kind, n int) (err error) {
+	s, err := at(place).openStore(context.Background(), false)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return s.Update(context.Background(), func(tx store.Tx) error {
+		rows, err := tx.Scan(kind, uuid.Nil, n)
+		for _, r := range rows {
+			r.Shown[len(r.Shown)-1] ^= 1
+			r.Version++
+			tx.Put(r)
 		}
 		return err
-	}))
+	})
 }
 
 // TestOverdue: the key of a vault that was made long ago is reported as overdue.
@@ -382,5 +395,104 @@ func TestPatient(t *testing.T) {
 	}
 	if _, err := p.Write(make([]byte, 1<<20)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Write = %v", err)
+	}
+}
+
+// TestVerifyStopped: a verification that is stopped prints what it has found and its position,
+// where another goes on.
+func TestVerifyStopped(t *testing.T) {
+	dir := t.TempDir()
+	folder, key := filepath.Join(dir, "vault"), filepath.Join(dir, "keys", "vault.key")
+	keys, err := cardvault.KeyFile(key, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) { // where a rate of 1 costs no time
+		v, err := cardvault.Open(t.Context(), folder, keys, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 20 {
+			if _, err := v.CreateAccount(t.Context(), strconv.Itoa(n), nil); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+
+		// verify is stopped as soon as it writes to standard error, which is its first line of
+		// progress, after 10 seconds.
+		verify := func(more ...string) (status int, out, errs string) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var a strings.Builder
+			b := &stopper{stop: cancel}
+			status = runUntil(ctx, append([]string{"--vault", folder, "--key", key, "verify"}, more...), os.Stdin, &a, b)
+			return status, a.String(), b.String()
+		}
+		position := regexp.MustCompile(`(?m)^To verify the rest: --position ([\w-]+)$`)
+
+		status, out, errs := verify("--rate", "1")
+		at := position.FindStringSubmatch(out)
+		if status != failed || at == nil || !strings.HasPrefix(out, "Verify has ended early: ") || strings.Contains(out, "altered") || !strings.Contains(errs, "\nvaultctl: stopped by a signal: ") {
+			t.Fatalf("status %d, %s%s", status, out, errs)
+		}
+		if status, out, errs := verify("--position", at[1]); status != 0 || !strings.HasPrefix(out, "The rest of the vault is whole: ") || errs != "" {
+			t.Errorf("status %d, %s%s", status, out, errs)
+		}
+
+		if err := flipRows(folder, ledger.KindAccount+1, 2); err != nil {
+			t.Fatal(err)
+		}
+		status, out, errs = verify("--rate", "1")
+		at = position.FindStringSubmatch(out)
+		if status != found || at == nil || !strings.Contains(out, "\naltered: 2\n") || !strings.HasSuffix(errs, "\ndamaged: 2 altered\n") {
+			t.Fatalf("status %d, %s%s", status, out, errs)
+		}
+		if status, out, errs := verify("--position", at[1], "--json"); status != 0 || !strings.Contains(out, `"position":"","problems":[]`) || errs != "" {
+			t.Errorf("status %d, %s%s", status, out, errs)
+		}
+	})
+}
+
+// A stopper keeps text, and calls stop when it has some.
+type stopper struct {
+	strings.Builder
+	stop func()
+}
+
+func (s *stopper) Write(b []byte) (int, error) {
+	s.stop()
+	return s.Builder.Write(b)
+}
+
+// TestVerifyText: a report shows damage without a single record, and of indexes.
+func TestVerifyText(t *testing.T) {
+	id, account := uuid.MustParse("f3a91c5e-7d2b-4c86-9a40-1b6e8d2f7c35"), uuid.MustParse("11111111-1111-4111-8111-111111111111")
+	got := verifyText(&cardvault.VerifyReport{Records: 7, Problems: []cardvault.Problem{
+		{Kind: cardvault.ProblemUnreadable, Count: 1, Findings: []cardvault.Finding{{Kind: "token"}}, Hurt: "calls", Safe: "the rest", Remedy: "a backup"},
+		{Kind: cardvault.ProblemIndexStray, Count: 3, Findings: []cardvault.Finding{{Kind: "token", ID: id, AccountID: account, Index: store.IndexList}}, Hurt: "totals", Safe: "records", Remedy: "look"},
+	}}, true)
+	want := `7 records were read.
+The indexes were not compared with the records: the store cannot do that.
+
+unreadable: 1
+fails: calls
+works: the rest
+remedy: a backup
+RECORD  ID  ACCOUNT  INDEX
+token   -   -        -
+
+index_stray: 3
+fails: totals
+works: records
+remedy: look
+RECORD  ID                                    ACCOUNT                               INDEX
+token   f3a91c5e-7d2b-4c86-9a40-1b6e8d2f7c35  11111111-1111-4111-8111-111111111111  list
+and 2 more: see --most
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
