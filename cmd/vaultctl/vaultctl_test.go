@@ -274,15 +274,16 @@ func keyID(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(id), 0o600))
 }
 
-// damage flips a bit in the records of some merchants, of one by default: damage $AT 2
+const (
+	kindMerchant            = ledger.KindAccount + 1
+	kindToken    store.Kind = 5
+)
+
+// damage flips a bit in the first records of a kind: damage $AT merchant 2
 func damage(ts *testscript.TestScript, _ bool, args []string) {
-	n := 1
-	if len(args) > 1 {
-		var err error
-		n, err = strconv.Atoi(args[1])
-		ts.Check(err)
-	}
-	ts.Check(flipRows(args[0], ledger.KindAccount+1, n))
+	n, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	ts.Check(flipRows(args[0], map[string]store.Kind{"merchant": kindMerchant, "token": kindToken}[args[1]], n))
 }
 
 // flipRows flips a bit in the first records of a kind.
@@ -379,6 +380,19 @@ func TestProgressWithoutTotal(t *testing.T) {
 	})
 }
 
+// TestProgressOfVerify: the line has records and findings, and says when only the indexes are left.
+func TestProgressOfVerify(t *testing.T) {
+	var b strings.Builder
+	p := &progress{to: &b, bar: true}
+	p.verified(cardvault.VerifyProgress{Records: 128, Found: 2})
+	p.verified(cardvault.VerifyProgress{Records: 128, Found: 2, Indexes: true})
+	p.end()
+	want := "\r128 records, 2 findings\r128 records, 2 findings; all records were read\n"
+	if text := b.String(); text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+}
+
 // TestPatient: a signal ends the wait for a pipe that nobody serves.
 func TestPatient(t *testing.T) {
 	r, w, err := os.Pipe()
@@ -442,7 +456,7 @@ func TestVerifyStopped(t *testing.T) {
 			t.Errorf("status %d, %s%s", status, out, errs)
 		}
 
-		if err := flipRows(folder, ledger.KindAccount+1, 2); err != nil {
+		if err := flipRows(folder, kindMerchant, 2); err != nil {
 			t.Fatal(err)
 		}
 		status, out, errs = verify("--rate", "1")
