@@ -42,6 +42,7 @@ func (c *cli) verify() *cobra.Command {
 			})(cmd, args)
 		},
 	}
+
 	f := cmd.Flags()
 	f.StringVar(&opts.Position, "position", "", "`position` of a verify that has ended early: go on there")
 	f.IntVar(&opts.Rate, "rate", 0, "most records and index entries a second (default: no limit)")

@@ -58,6 +58,7 @@ func (s *Store) Scrub(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	select {
 	case err := <-done:
 		return err
