@@ -317,6 +317,52 @@ func TestKeyProviderFaults(t *testing.T) {
 // errAny stands for any error.
 var errAny = errors.New("any error")
 
+// An interrupted store runs a function, once, after a number of reads.
+type interrupted struct {
+	store.Store
+	after int
+	with  func()
+}
+
+func (s *interrupted) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	err := s.Store.View(ctx, fn)
+	if s.after--; s.after == 0 {
+		s.with()
+	}
+	return err
+}
+
+// TestChangeWhileAnotherCallFollows: another process changes the key, and another call loads
+// that keyring, after a call has read the one before. It takes neither for the other.
+func TestChangeWhileAnotherCallFollows(t *testing.T) {
+	for reads := 1; ; reads++ {
+		former, next := newFakeKMS(t, "kms/former"), newFakeKMS(t, "kms/next")
+		s := &interrupted{Store: memstore.New()}
+		v := vaultWith(t, s, keysOf(former, next))
+		token := imported(t, v).ID
+		other := vaultWith(t, s.Store, keysOf(former, next))
+
+		interrupted := false
+		s.after, s.with = reads, func() {
+			interrupted = true
+			if err := other.ChangeKeyring(t.Context(), keysOf(next)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := v.RotateKeys(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := v.ChangeKeyring(t.Context(), keysOf(next)); err != nil {
+			t.Errorf("interrupted after %d reads: %v", reads, err)
+		}
+		if !interrupted {
+			break
+		}
+		opensWith(t, s.Store, token, nil, keysOf(next))
+		opensWith(t, s.Store, token, cardvault.ErrWrongKey, keysOf(former))
+	}
+}
+
 // TestChangeFollowed: a process that has the new key follows a change within 30 seconds. One
 // without works on, says so, and refuses what it cannot do.
 func TestChangeFollowed(t *testing.T) {

@@ -79,7 +79,7 @@ type Log struct {
 	notes notes
 	sink  *sink // nil: none
 
-	ticking sync.Mutex // held by tick
+	ticking chan struct{} // holds a token while tick runs
 
 	mu       sync.Mutex
 	lanes    map[uuid.UUID]*lane // by account
@@ -93,7 +93,7 @@ type Log struct {
 
 // New returns a Log, which starts nothing until there are records.
 func New(c Config) *Log {
-	l := &Log{Config: c, lanes: map[uuid.UUID]*lane{}}
+	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}}
 	l.notes.windows = map[window]*counted{}
 	if c.Sink != nil {
 		l.sink = newSink(c.Sink, c.Log)
@@ -374,8 +374,12 @@ func (l *Log) fire() {
 // tick writes the notes, and the checkpoints of segments that have ended. It is called again
 // while any remain.
 func (l *Log) tick(ctx context.Context, last bool) error {
-	l.ticking.Lock()
-	defer l.ticking.Unlock()
+	select {
+	case l.ticking <- struct{}{}:
+		defer func() { <-l.ticking }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	errs := []error{l.writeNotes(ctx, last)}
 
 	var ready []*lane

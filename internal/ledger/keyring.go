@@ -684,6 +684,9 @@ func (l *Ledger) alter(ctx context.Context, a *alteration) error {
 		}
 
 		former := l.Box.Keys()
+		if !m.lost && former.Generation != m.generation {
+			continue // another call has loaded a later keyring meanwhile: m is not of these keys
+		}
 		next, err := a.next(former, m)
 		if next == nil || err != nil {
 			return err
