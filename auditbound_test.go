@@ -142,3 +142,60 @@ func TestAuditInFlight(t *testing.T) {
 		noErr(t, v.Close())
 	})
 }
+
+// TestAuditTenantFloods: the reads of one tenant fill its own places alone. The calls of another
+// are neither refused nor without a record, and neither are those of unknown callers.
+func TestAuditTenantFloods(t *testing.T) {
+	for _, failure := range []cardvault.AuditFailure{cardvault.AuditRefuse, cardvault.AuditContinue} {
+		t.Run(failure.String(), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				ctx, s := t.Context(), &unwritable{Store: memstore.New()}
+				v := openAudited(t, s, &cardvault.AuditOptions{Reads: true, Failure: failure}, cardvault.Sandbox)
+				other, err := v.CreateAccount(ctx, "other", nil)
+				noErr(t, err)
+				neighbour := &audited{v.In(other.ID), t, s}
+				token, theirs := v.importCard(), neighbour.importCard()
+				time.Sleep(2 * time.Second)
+
+				s.on.Store(true)
+				refused := 0
+				for range 20_000 {
+					if _, err := v.Get(ctx, token.ID); err != nil {
+						refused++
+					}
+				}
+				if want := 20_000 - 8192; failure == cardvault.AuditRefuse && refused != want {
+					t.Errorf("%d reads are refused, want %d", refused, want)
+				}
+				const calls = 1000
+				for range calls {
+					_, err := neighbour.Get(ctx, theirs.ID)
+					noErr(t, err)
+				}
+				used := false
+				noErr(t, neighbour.Use(ctx, theirs.ID, "test", func(context.Context, *cardvault.UsedCard) error {
+					used = true
+					return nil
+				}))
+				if _, err := v.Authenticate(ctx, "vk_test_nothing"); !errors.Is(err, cardvault.ErrUnauthenticated) {
+					t.Error(err)
+				}
+				time.Sleep(time.Minute)
+
+				s.on.Store(false)
+				time.Sleep(3 * time.Second)
+				got := map[string]int{}
+				for _, of := range []*audited{neighbour, {v.In(uuid.Nil), t, s}} {
+					_, records := of.verified()
+					for _, r := range records {
+						got[r.Operation]++
+					}
+				}
+				if got["token.read"] != calls || got["card.use"] != 1 || got["authenticate"] != 1 || !used {
+					t.Errorf("records are %v", got)
+				}
+				noErr(t, v.Close())
+			})
+		})
+	}
+}

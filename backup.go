@@ -76,6 +76,10 @@ type DeletionLedger struct {
 
 	// Kept are checkpoints of [AuditOptions.Sink], which prove that no export ends too soon.
 	Kept []*audit.Checkpoint
+
+	// Breaks accepts exports with an [audit.Break], which are refused otherwise: a deletion
+	// whose proof is missing there is not repeated.
+	Breaks bool
 }
 
 func reported(to func(BackupProgress)) func(backup.Progress) {
@@ -92,9 +96,11 @@ func reported(to func(BackupProgress)) func(backup.Progress) {
 // verifies it. It has the wrapped keys of the vault, and never the key-encryption key. It shows
 // who has it as much as the store shows: numbers and times of records, but no card.
 //
-// Several backups may be made at a time. The audit log has each before its first byte. opts may be nil.
+// Several backups may be made at a time. The audit log has each before its first byte. Only if the
+// store is damaged or full, a backup goes on without that record, also with [AuditRefuse]: the
+// error log says so, and the audit log counts it as soon as it can. opts may be nil.
 //
-// Errors: [ErrUnavailable] without that record, or if records change faster than w takes the stream; ErrNotEnabled for a
+// Errors: [ErrUnavailable] without that record for another reason, or if records change faster than w takes the stream; ErrNotEnabled for a
 // store that is neither a Snapshotter nor a [store.Watcher], or one of w. Then the stream is
 // incomplete. ErrDamaged with a report is returned for a complete stream, in which records
 // are missing because the store cannot read them.
@@ -103,7 +109,11 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 	if adapter.IsNil(w) {
 		return nil, required("Writer")
 	}
-	if err := v.whole().rows.NoteFirst(ctx, opBackup, uuid.Nil); err != nil {
+	// Damage and lack of room do not pass by themselves, and a backup is the way out of both.
+	switch err := v.whole().rows.NoteFirst(ctx, opBackup, uuid.Nil); {
+	case errors.Is(err, ErrDamaged), errors.Is(err, ErrStorageFull):
+		v.log.Error("a backup is made without its record in the audit log, which cannot be stored", "error", err)
+	case err != nil:
 		return nil, err
 	}
 	if opts == nil {
@@ -180,7 +190,7 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 
 	log := auditlog.New(auditlog.Config{Ledger: v.ledger, Log: v.log, Kinds: auditKinds})
 	d := &backup.Deleter{
-		Exports: l.Exports, PublicKeys: append(v.ledger.Box.Keys().AuditPublic(), l.PublicKeys...), Kept: l.Kept, At: r.Backup.At,
+		Exports: l.Exports, PublicKeys: append(v.ledger.Box.Keys().AuditPublic(), l.PublicKeys...), Kept: l.Kept, Breaks: l.Breaks, At: r.Backup.At,
 		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
 			return log.Last(ctx, v.ledger.In(account))
 		},

@@ -192,6 +192,28 @@ func TestRestoreWithLedger(t *testing.T) {
 	}
 }
 
+// A ledger with a break is refused, unless the caller accepts that.
+func TestLedgerBroken(t *testing.T) {
+	l := newLedgered(t)
+	a := &audited{auditedOn(t, l.store), t, l.store}
+	a.remove(a.of(auditChains)[0])
+	exports := exportsOf(t, a.Vault)
+	noErr(t, a.Close())
+
+	s := memstore.New()
+	if _, err := l.restore(t, s, ledgerOf(exports...)); !errors.Is(err, cardvault.ErrDamaged) || !strings.Contains(err.Error(), "broken") {
+		t.Fatalf("Restore returned %v", err)
+	}
+	ledger := ledgerOf(exports...)
+	ledger.Breaks = true
+	s = memstore.New()
+	r, err := l.restore(t, s, ledger)
+	noErr(t, err)
+	v := l.thawed(t, s, r.ID)
+	l.gone(t, v, true)
+	noErr(t, v.Close())
+}
+
 // A ledger that was edited, cut off or is another vault's is refused, and the vault does not
 // open until the right one was read.
 func TestLedgerRefused(t *testing.T) {

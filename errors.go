@@ -176,7 +176,11 @@ var (
 	// [Options.Thaw], and for a store into which one is being restored.
 	ErrFrozen = ledger.ErrFrozen
 
-	// ErrNotEmpty is returned by [Restore] for a store that has records.
+	// ErrMoved is returned by every call, Open and New included, on the place from which a vault
+	// moves to another, or has moved: see [Move].
+	ErrMoved = ledger.ErrMoved
+
+	// ErrNotEmpty is returned by [Restore] and [Move] for a store that has records.
 	ErrNotEmpty = backup.ErrNotEmpty
 
 	// ErrKeyFile comes with errors about a key file that cannot be used.

@@ -185,7 +185,8 @@ type Options struct {
 
 	// Thaw is the ID of the [RestoreReport] of a restored vault, which is opened and is not frozen
 	// from then on. It has no effect on any other vault: one that is restored later has another
-	// ID. Set it once the vault that was backed up works no more. Defaults to none.
+	// ID. Set it once the vault that was backed up works no more. It may also be the ID of a
+	// [Move] that has not ended, which it takes back in the former place. Defaults to none.
 	Thaw uuid.UUID
 
 	// Logger receives background failures, and every write at debug level. Nothing

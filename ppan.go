@@ -32,7 +32,7 @@ func (v *Vault) ObtainPPAN(ctx context.Context, id uuid.UUID, a ppan.Account) (_
 	}
 	op := opObtainPPAN
 	defer func() { v.rows.Wrote(ctx, op, id, err) }()
-	if err := v.ledger.Admit(); err != nil {
+	if err := v.rows.Admit(); err != nil {
 		return nil, err
 	}
 	if !v.PPANEnabled() {

@@ -280,7 +280,7 @@ var names = map[store.Kind]ledger.Name{
 // that a single process uses at a time. The last element of dir is made if it
 // is missing. opts may be nil.
 //
-// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrFrozen, ErrDamaged, ErrFormat, ErrKeyFile for a key
+// Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrFrozen, ErrMoved, ErrDamaged, ErrFormat, ErrKeyFile for a key
 // file inside dir, ErrUnavailable for a key provider that does not answer, or one of the
 // file system. Stored data is untouched then. A Keyring of several keys may have the vault's
 // keys wrapped anew: see [JoinKeyrings].

@@ -117,15 +117,8 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 		return nil, errPosition
 	}
 
-	found := verification{vault: v, most: cmp.Or(max(0, opts.Most), 100), problems: map[verify.Problem]*Problem{}}
-	c := verify.Config{
-		Ledger: v.ledger, Families: families,
-		Same:     map[store.Kind]store.Kind{kindNetworkToken: kindToken},
-		Secrets:  []store.Kind{kindToken, kindPast},
-		Bare:     []store.Kind{v.sealer.Round, kindPast},
-		Erasures: v.eraser.Kind().Records, Closings: v.closer.Records, Erases: v.eraser.Of,
-	}
-	at, err := c.Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
+	found := v.verification(opts.Most)
+	at, err := v.verifier().Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
 		if opts.Progress != nil {
 			opts.Progress(VerifyProgress{Records: at.Records, Found: found.count, Indexes: at.Kind == 0})
 		}
@@ -133,16 +126,21 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 	if errors.Is(err, verify.ErrPlace) {
 		return nil, errPosition
 	}
-	report := &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable}
-	for sort := range verify.Problems {
-		if p := found.problems[sort]; p != nil {
-			report.Problems = append(report.Problems, *p)
-		}
-	}
-	return report, err
+	return &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable, Problems: found.all()}, err
 }
 
-var errPosition = &FieldError{"Position", invalid.Format, "must be the Position of a VerifyReport"}
+// verifier returns what says how records belong together.
+func (v *Vault) verifier() *verify.Config {
+	return &verify.Config{
+		Ledger: v.ledger, Families: families,
+		Same:     map[store.Kind]store.Kind{kindNetworkToken: kindToken},
+		Secrets:  []store.Kind{kindToken, kindPast},
+		Bare:     []store.Kind{v.sealer.Round, kindPast},
+		Erasures: v.eraser.Kind().Records, Closings: v.closer.Records, Erases: v.eraser.Of,
+	}
+}
+
+var errPosition = &FieldError{"Position", invalid.Format, "must be the Position of a report"}
 
 // A verification collects findings.
 type verification struct {
@@ -150,6 +148,20 @@ type verification struct {
 	most     int
 	problems map[verify.Problem]*Problem
 	count    int64
+}
+
+func (v *Vault) verification(most int) *verification {
+	return &verification{vault: v, most: cmp.Or(max(0, most), 100), problems: map[verify.Problem]*Problem{}}
+}
+
+// all returns the problems, the gravest first.
+func (c *verification) all() (problems []Problem) {
+	for sort := range verify.Problems {
+		if p := c.problems[sort]; p != nil {
+			problems = append(problems, *p)
+		}
+	}
+	return problems
 }
 
 func (c *verification) add(f verify.Finding) {

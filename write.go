@@ -92,6 +92,7 @@ var (
 	opRevokeWebhookSecret = ledger.Takes("webhook.revoke_previous_secrets")
 	opRedeliver           = ledger.Adds("event.redeliver")
 	opBackup              = ledger.Takes("vault.backup")
+	opRepair              = ledger.Takes("vault.repair")
 )
 
 // wrote logs a write that a caller asked for, or the use of a card: on whose behalf, which

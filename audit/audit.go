@@ -154,7 +154,24 @@ type Checkpoint struct {
 	// sequence number is void: no record was stored under it.
 	Digests string `wire:"digests"`
 
+	// Break says that proof is missing before this checkpoint. Nil: none is.
+	Break *Break `wire:"break,left_out"`
+
 	Signature [ed25519.SignatureSize]byte `wire:"signature"`
+}
+
+// A Break in the chain of checkpoints says where proof is missing. The record that names the
+// last checkpoint was damaged or missing, so a checkpoint that was removed with it leaves no
+// other trace in the store. Or damage hides which records of a process that died had no
+// checkpoint. A vault writes a break and goes on, and [Verify] names it.
+type Break struct {
+	// Last is the number of the last checkpoint that could be read, whose hash is Previous. 0:
+	// none could, and Previous is zero.
+	Last uint64 `wire:"last"`
+
+	// Records counts the stored records that no checkpoint proves, at most 20,000 of them. They
+	// are not in exports.
+	Records uint64 `wire:"records"`
 }
 
 // SetDigests sets Digests.
@@ -190,7 +207,12 @@ func (c *Checkpoint) content() []byte {
 	b = binary.BigEndian.AppendUint64(b, c.Erased)
 	b = append(b, c.Lane[:]...)
 	b = binary.BigEndian.AppendUint64(b, c.First)
-	return append(b, c.Digests...)
+	b = append(b, c.Digests...)
+	if c.Break != nil { // a zero byte ends the digests, which have none
+		b = binary.BigEndian.AppendUint64(append(b, "\x00break"...), c.Break.Last)
+		b = binary.BigEndian.AppendUint64(b, c.Break.Records)
+	}
+	return b
 }
 
 // Sign signs a checkpoint.

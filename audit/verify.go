@@ -13,6 +13,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/cardvault/cardvault/internal/wire"
 	"github.com/google/uuid"
@@ -28,6 +29,10 @@ type VerifyOptions struct {
 	// Kept are checkpoints that were kept elsewhere, such as by a [Sink]. Other accounts' are
 	// passed over.
 	Kept []*Checkpoint
+
+	// Known are numbers of checkpoints with a [Break] that were looked into. Any other break is
+	// a fault.
+	Known []uint64
 
 	// Each is called with each record whose checkpoint proves it, in the order of the
 	// export. An error ends Verify, which returns it. It may be nil.
@@ -50,7 +55,20 @@ type Report struct {
 	Records int64 // with a checkpoint
 	Void    int64 // sequence numbers without a record
 	Open    int64 // records without a checkpoint yet: the end proves them, not the chain
+
+	Gaps []Gap // at most the first 1,000
 }
+
+// A Gap is a place of the chain where a [Break] is.
+type Gap struct {
+	Checkpoint uint64    // with the break
+	At         time.Time // of that checkpoint
+	Missing    uint64    // checkpoints before it that the export does not have
+	Records    uint64    // as Break.Records says
+}
+
+// maxGaps bounds Report.Gaps.
+const maxGaps = 1000
 
 // A Fault is a sort of damage to an export.
 type Fault uint8
@@ -64,11 +82,12 @@ const (
 	Replayed                   // a checkpoint stands where another belongs
 	CutOff                     // the end is missing, or what a kept checkpoint proves
 	Foreign                    // of another vault or account, or signed by another key
+	Broken                     // the vault says itself that proof is missing here: see Break
 )
 
 var faults = [...]string{
 	Malformed: "malformed", Edited: "edited", Removed: "removed", Swapped: "swapped", Added: "added",
-	Replayed: "replayed", CutOff: "cut off", Foreign: "foreign",
+	Replayed: "replayed", CutOff: "cut off", Foreign: "foreign", Broken: "broken",
 }
 
 // String returns such as "edited".
@@ -104,7 +123,8 @@ func (e *VerifyError) Error() string {
 // checkpoint at a time. opts may be nil.
 //
 // The error is a [*VerifyError] that names the first fault, or one of r, of Each or of Open. The
-// report says how far Verify came.
+// report says how far Verify came. A break that is not Known is the error only if the export has
+// no other fault: Verify reads on behind it.
 func Verify(r io.Reader, opts *VerifyOptions) (*Report, error) {
 	v := &verifier{in: bufio.NewReaderSize(r, maxLine), sum: sha256.New(), report: new(Report)}
 	if opts != nil {
@@ -128,6 +148,7 @@ type verifier struct {
 	last        *Checkpoint // nil: none yet
 	group       group       // the records of last
 	checkpoints uint64
+	broken      *VerifyError // the first break that is not known
 }
 
 func (v *verifier) verify() error {
@@ -294,16 +315,19 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 	if before != nil {
 		want = before.Number + 1
 	}
+	follows := before != nil && (c.Break == nil || c.Break.Last == before.Number)
 	switch {
-	case c.Number > want:
+	case c.Number > want && (c.Break == nil || c.Break.Last >= want):
 		e := v.fault(Removed, "checkpoint is missing")
 		e.Checkpoint = want
 		return e
 	case c.Number < want:
 		return v.fault(Replayed, fmt.Sprintf("checkpoint %d belongs here", want))
-	case before != nil && c.Previous != before.Hash(), c.Number == 1 && c.Previous != [sha256.Size]byte{}:
+	case c.Break != nil && c.Break.Last >= c.Number:
+		return v.fault(Malformed, "checkpoint names an impossible break")
+	case follows && c.Previous != before.Hash(), c.Number == 1 && c.Previous != [sha256.Size]byte{}:
 		return v.fault(Replayed, "checkpoint does not follow the one before")
-	case before != nil && c.Erased < before.Erased, c.Erased >= c.Number:
+	case follows && c.Erased < before.Erased, c.Erased >= c.Number:
 		return v.fault(Malformed, "checkpoint names an impossible erasure")
 	}
 
@@ -317,7 +341,21 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 		return v.fault(Malformed, "digests of the checkpoint cannot be read")
 	}
 	v.group.begin(digests)
+	if c.Break != nil {
+		v.gap(c, c.Number-want)
+	}
 	return nil
+}
+
+// gap notes a break, and how many checkpoints before it are missing.
+func (v *verifier) gap(c *Checkpoint, missing uint64) {
+	if len(v.report.Gaps) < maxGaps {
+		v.report.Gaps = append(v.report.Gaps, Gap{c.Number, c.At, missing, c.Break.Records})
+	}
+	if v.broken == nil && !slices.Contains(v.opts.Known, c.Number) {
+		v.broken = v.fault(Broken, fmt.Sprintf("proof is missing before this checkpoint: %d checkpoints are not there, and %d stored records have none",
+			missing, c.Break.Records))
+	}
 }
 
 // record compares a record with the digests of its checkpoint.
@@ -413,6 +451,9 @@ func (v *verifier) kept() error {
 			}
 			return e
 		}
+	}
+	if v.broken != nil {
+		return v.broken
 	}
 	return nil
 }

@@ -287,6 +287,80 @@ func TestRotated(t *testing.T) {
 	}
 }
 
+// again signs the checkpoints from index i on, each behind the one before.
+func (l *log) again(i int) {
+	for ; i < len(l.checkpoints); i++ {
+		if c := l.checkpoints[i]; c.Break == nil {
+			c.Previous = l.checkpoints[i-1].Hash()
+		}
+		l.checkpoints[i].Sign(key)
+	}
+}
+
+// TestBreak exports a log whose vault has lost the end of its chain, and goes on with checkpoint
+// 4 behind the last one that it could read.
+func TestBreak(t *testing.T) {
+	broken := func(last uint64, change func(*log)) *log {
+		l := newLog()
+		c := l.checkpoints[3]
+		c.Break, c.Previous = &audit.Break{Last: last, Records: 7}, [32]byte{}
+		if last > 0 {
+			c.Previous = l.checkpoints[last-1].Hash()
+		}
+		l.again(3)
+		change(l)
+		return l
+	}
+	without := func(first, last int) func(*log) {
+		return func(l *log) {
+			for range last - first + 1 {
+				l.drop(first - 1)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		log     *log
+		missing uint64
+	}{
+		"nothing missing":           {broken(3, func(*log) {}), 0},
+		"two missing":               {broken(1, without(2, 3)), 2},
+		"all missing":               {broken(0, without(1, 3)), 3},
+		"damaged only at that time": {broken(1, func(*log) {}), 0},
+	} {
+		export := c.log.export(t)
+		report, err := verify(export, newLog().checkpoints[0])
+		var found *audit.VerifyError
+		if !errors.As(err, &found) || found.Fault != audit.Broken || found.Checkpoint != 4 || report.Last.Number != 6 {
+			t.Errorf("%s: %v, report %+v", name, err, report)
+		}
+		if g := report.Gaps; len(g) != 1 || g[0].Checkpoint != 4 || g[0].Missing != c.missing || g[0].Records != 7 || !g[0].At.Equal(c.log.checkpoints[3-c.missing].At) {
+			t.Errorf("%s: gaps %+v", name, g)
+		}
+		report, err = audit.Verify(bytes.NewReader(export), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Known: []uint64{4}})
+		if err != nil || len(report.Gaps) != 1 {
+			t.Errorf("%s: a known break: %v", name, err)
+		}
+	}
+
+	for name, c := range map[string]struct {
+		log        *log
+		fault      audit.Fault
+		checkpoint uint64
+	}{
+		"one more is missing":        {broken(2, without(2, 3)), audit.Removed, 2},
+		"the one before was edited":  {broken(3, func(l *log) { l.checkpoints[3].Previous[0] ^= 1; l.again(3) }), audit.Replayed, 4},
+		"the break was taken out":    {broken(1, func(l *log) { l.checkpoints[3].Break = nil; l.drop(1); l.drop(1) }), audit.Edited, 4},
+		"the break was made smaller": {broken(1, func(l *log) { l.checkpoints[3].Break.Records = 0 }), audit.Edited, 4},
+		"a break behind itself":      {broken(3, func(l *log) { l.checkpoints[3].Break.Last = 4; l.again(3) }), audit.Malformed, 4},
+		"a fault after it":           {broken(3, func(l *log) { l.records[4] = nil }), audit.Removed, 5},
+	} {
+		var found *audit.VerifyError
+		if _, err := verify(c.log.export(t)); !errors.As(err, &found) || found.Fault != c.fault || found.Checkpoint != c.checkpoint {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestErasure exports a log whose oldest checkpoints were erased because of their age.
 func TestErasure(t *testing.T) {
 	erased := func(l *log, n uint64) {

@@ -105,6 +105,7 @@ var causes = []struct {
 	{cardvault.ErrStorageFull, insufficientStorage},
 	{cardvault.ErrUnavailable, serviceUnavailable},
 	{cardvault.ErrClosed, serviceUnavailable},
+	{cardvault.ErrMoved, serviceUnavailable},
 	{cardvault.ErrKeyExhausted, serviceUnavailable},
 	{cardvault.ErrWrongKey, serviceUnavailable}, // this process lacks a key that another has changed to
 	{context.DeadlineExceeded, serviceUnavailable},

@@ -522,14 +522,15 @@ func (s *suite) calls() []call {
 		}
 	}
 
+	if n, ok := network.As[network.Credentialer](s.network); ok && s.asked.Credentialer {
+		all = append(all, call{"Credential", func(ctx context.Context) error { _, err := s.credential(ctx, n, ref); return err }})
+	}
+
+	// These change whether the network token can pay, so they come last.
 	if n, ok := network.As[network.Suspender](s.network); ok && s.asked.Suspender {
 		all = append(all,
 			call{"Suspend", func(ctx context.Context) error { return n.Suspend(ctx, ref) }},
 			call{"Resume", func(ctx context.Context) error { return n.Resume(ctx, ref) }})
-	}
-
-	if n, ok := network.As[network.Credentialer](s.network); ok && s.asked.Credentialer {
-		all = append(all, call{"Credential", func(ctx context.Context) error { _, err := s.credential(ctx, n, ref); return err }})
 	}
 
 	return append(all, call{"Delete", func(ctx context.Context) error { return s.delete(ctx, ref) }})

@@ -386,6 +386,22 @@ type Checker interface {
 	Check(place []byte, limit int) (found []Disagreement, next []byte, err error)
 }
 
+// A Repairer is a Store that makes its indexes anew from its records. A decorator of a Repairer
+// is one only if it has the method itself.
+type Repairer interface {
+	// Repair makes a part of the indexes agree with the records, in one transaction for about
+	// limit records and entries, from a place on: a nil place is the beginning. It returns the
+	// next place, which is nil once all is done, and durable. Places are as those of
+	// [Checker.Check]: each is good in another process, also after a crash.
+	//
+	// Other calls go on beside it, and no record is changed. An entry of a record that is there
+	// and cannot be read stays, if it can be read itself, so that lists keep the record's place.
+	// An entry that leads to no record is removed. Repair returns ErrDamaged, and leaves the
+	// indexes as they are, if it cannot know all records: indexes without the others would
+	// hide these.
+	Repair(ctx context.Context, place []byte, limit int) (next []byte, err error)
+}
+
 // A Disagreement is a fault in an index.
 type Disagreement struct {
 	Index Index

@@ -132,20 +132,28 @@ func (c *cli) auditKeys() *cobra.Command {
 
 func (c *cli) auditVerify() *cobra.Command {
 	var proof proofFlags
+	var known []uint
 	cmd := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Verify an export, without the vault",
 		Long: "Verify reads an export of the audit log and verifies it, without vault and key. FILE may be - for standard input.\n\n" +
-			"It names the first record that was edited, removed, swapped or added. The exit status is 3 then.",
+			"It names the first record that was edited, removed, swapped or added. The exit status is 3 then.\n\n" +
+			"A break is a place where the vault had lost the end of its log through damage, and says so. It is a fault too, until --known-break names its checkpoint.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keys, kept, err := proof.read()
 			if err != nil {
 				return err
 			}
-			return c.verifyExport(cmd.Context(), args[0], &audit.VerifyOptions{PublicKeys: keys, Kept: kept})
+			opts := &audit.VerifyOptions{PublicKeys: keys, Kept: kept}
+			for _, n := range known {
+				opts.Known = append(opts.Known, uint64(n))
+			}
+			return c.verifyExport(cmd.Context(), args[0], opts)
 		},
 	}
+
+	cmd.Flags().UintSliceVar(&known, "known-break", nil, "`number` of a checkpoint whose break was looked into")
 	proof.add(cmd, "; without any, the export is compared with itself")
 	return cmd
 }
@@ -198,6 +206,14 @@ func (c *cli) verifyExport(ctx context.Context, path string, opts *audit.VerifyO
 		"valid": err == nil, "vault_id": report.VaultID, "account_id": report.AccountID,
 		"first_checkpoint": report.First, "records": report.Records, "void": report.Void, "open": report.Open, "compared_with_itself": opts.PublicKeys == nil,
 	}
+	var gaps []object
+	for _, g := range report.Gaps {
+		gaps = append(gaps, object{"checkpoint": g.Checkpoint, "at": g.At, "missing_checkpoints": g.Missing, "unproved_records": g.Records})
+		c.note("Break at checkpoint %d, of %s: %d checkpoints are missing before it, and %d stored records have none.", g.Checkpoint, date(g.At), g.Missing, g.Records)
+	}
+	if gaps != nil {
+		result["breaks"] = gaps
+	}
 	if faulty {
 		result["fault"] = object{
 			"kind": fault.Fault.String(), "line": fault.Line, "checkpoint": fault.Checkpoint, "lane": fault.Lane, "sequence": fault.Sequence, "message": fault.Error(),
@@ -205,7 +221,11 @@ func (c *cli) verifyExport(ctx context.Context, path string, opts *audit.VerifyO
 		return errors.Join(c.show(result, ""), finding{err})
 	}
 
-	text := fmt.Sprintf("The log of account %s is whole: %d records, and %d without a checkpoint yet.\n", report.AccountID, report.Records, report.Open)
+	state := "whole"
+	if gaps != nil {
+		state = "whole except for known breaks"
+	}
+	text := fmt.Sprintf("The log of account %s is %s: %d records, and %d without a checkpoint yet.\n", report.AccountID, state, report.Records, report.Open)
 	if report.Last != nil {
 		text += fmt.Sprintf("Its last checkpoint is %d, of %s.\n", report.Last.Number, date(report.Last.At))
 	}

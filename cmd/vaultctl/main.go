@@ -1,9 +1,10 @@
 // Vaultctl is the operator's tool for a vault: it makes vaults and key files, rotates and
-// reports keys, looks for damage, backs up and restores, changes approvals and API keys, and
+// reports keys, looks for damage, backs up, restores and moves, changes approvals and API keys, and
 // verifies audit logs. docs/vaultctl.md is its manual.
 //
 //	vaultctl --vault DIR --key FILE COMMAND
 //	vaultctl --store postgres://HOST/DATABASE --key FILE COMMAND
+//	vaultctl --key FILE move --from PLACE --to PLACE
 //
 // It never takes a secret as an argument, and prints one only when it has made it, once.
 package main
@@ -95,6 +96,7 @@ type cli struct {
 	json, verbose        bool
 	cryptoPeriod         time.Duration
 	thawed               uuid.UUID // for Options.Thaw
+	auditFailure         cardvault.AuditFailure
 
 	began   bool // the command line was right
 	shown   bool // a result was written
@@ -122,8 +124,8 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
-	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.verify(), c.changeKey(),
-		c.backup(), c.restore(), c.thaw(), c.scrub(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
+	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.verify(), c.repair(), c.changeKey(),
+		c.backup(), c.restore(), c.thaw(), c.move(), c.scrub(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }
 

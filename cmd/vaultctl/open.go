@@ -72,7 +72,7 @@ var errNoVault = errors.New("there is no vault: is the path right? init makes on
 // operator does.
 func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyring, mode cardvault.Mode) (*cardvault.Vault, error) {
 	return cardvault.New(ctx, s, keys, &cardvault.Options{
-		Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: new(cardvault.AuditOptions), Thaw: c.thawed, Logger: c.log(),
+		Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: &cardvault.AuditOptions{Failure: c.auditFailure}, Thaw: c.thawed, Logger: c.log(),
 	})
 }
 

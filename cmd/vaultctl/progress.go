@@ -75,6 +75,18 @@ func (p *progress) verified(at cardvault.VerifyProgress) {
 	p.sofar(text)
 }
 
+// repaired shows the progress of a repair.
+func (p *progress) repaired(at cardvault.RepairProgress) {
+	text := fmt.Sprintf("%d records, %d findings", at.Records, at.Found)
+	switch {
+	case at.Mending:
+		text += "; the indexes are made anew"
+	case at.Again:
+		text += "; the indexes are compared once more"
+	}
+	p.sofar(text)
+}
+
 // sofar shows the progress of work whose total is not known.
 func (p *progress) sofar(text string) {
 	switch {

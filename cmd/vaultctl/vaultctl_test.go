@@ -23,11 +23,14 @@ import (
 	"filippo.io/age"
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/doctest"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/rogpeppe/go-internal/testscript"
+	bolt "go.etcd.io/bbolt"
 )
 
 var postgres = realtest.SharedPostgreSQL(nil)
@@ -136,8 +139,8 @@ func TestScripts(t *testing.T) {
 				},
 				Condition: func(name string) (bool, error) { return name == on, nil },
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
-					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "with": with, "keyid": keyID,
-					"flip": flip, "identity": identity, "cutlast": cutLast,
+					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "unlist": unlist, "with": with, "keyid": keyID,
+					"flip": flip, "bare": bare, "printed": printed, "identity": identity, "cutlast": cutLast,
 					"place": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[1], place(t, ts, args[0])) },
 				},
 			})
@@ -151,6 +154,34 @@ func database(t *testing.T) string {
 	server.SQL(t, "postgres", "CREATE DATABASE "+name)
 	server.SQL(t, name, "REVOKE CONNECT ON DATABASE "+name+" FROM PUBLIC")
 	return "--store=" + server.URL(name)
+}
+
+// printed writes the lines of a page, under some headings, into a file: printed FILE PAGE HEADING…
+func printed(ts *testscript.TestScript, _ bool, args []string) {
+	page, err := os.ReadFile(filepath.Join(docs, args[1]))
+	ts.Check(err)
+	var lines strings.Builder
+	for _, want := range args[2:] {
+		before := lines.Len()
+		doctest.Snippets(string(page), func(heading, language, code string) {
+			if heading == want && language == "sh" {
+				lines.WriteString(code)
+			}
+		})
+		if lines.Len() == before {
+			ts.Fatalf("%s has no lines under %s", args[1], want)
+		}
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(lines.String()), 0o600))
+}
+
+// docs is the folder of the pages.
+var docs, _ = filepath.Abs("../../docs")
+
+// bare sets a variable to a place without its flag: bare NAME $PLACE
+func bare(ts *testscript.TestScript, _ bool, args []string) {
+	_, place, _ := strings.Cut(args[1], "=")
+	ts.Setenv(args[0], place)
 }
 
 // place returns the flag of a new place for a vault: place bolt NAME
@@ -275,15 +306,40 @@ func keyID(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 const (
-	kindMerchant            = ledger.KindAccount + 1
-	kindToken    store.Kind = 5
+	kindMerchant              = ledger.KindAccount + 1
+	kindAuditChain            = 36
+	kindToken      store.Kind = 5
 )
 
 // damage flips a bit in the first records of a kind: damage $AT merchant 2
 func damage(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := strconv.Atoi(args[2])
 	ts.Check(err)
-	ts.Check(flipRows(args[0], map[string]store.Kind{"merchant": kindMerchant, "token": kindToken}[args[1]], n))
+	ts.Check(flipRows(args[0], map[string]store.Kind{"merchant": kindMerchant, "token": kindToken, "log": kindAuditChain}[args[1]], n))
+}
+
+// unlist takes the entries of all hashes out of their index, behind the back of the store: unlist $AT
+func unlist(ts *testscript.TestScript, _ bool, args []string) {
+	if url, ok := strings.CutPrefix(args[0], "--store="); ok {
+		ctx := context.Background()
+		conn, err := pgx.Connect(ctx, url)
+		ts.Check(err)
+		_, err = conn.Exec(ctx, `DELETE FROM cardvault.lookups`)
+		ts.Check(errors.Join(err, conn.Close(ctx)))
+		return
+	}
+
+	db, err := bolt.Open(filepath.Join(strings.TrimPrefix(args[0], "--vault="), boltFile), 0o600, nil)
+	ts.Check(err)
+	err = db.Update(func(tx *bolt.Tx) error {
+		name := []byte("lookup")
+		if err := tx.DeleteBucket(name); err != nil {
+			return err
+		}
+		_, err := tx.CreateBucket(name)
+		return err
+	})
+	ts.Check(errors.Join(err, db.Close()))
 }
 
 // flipRows flips a bit in the first records of a kind.

@@ -63,15 +63,19 @@ func damageOf(r *cardvault.VerifyReport) error {
 }
 
 func verifyObject(r *cardvault.VerifyReport) object {
+	return object{"records": r.Records, "problems": problemObjects(r.Problems), "position": r.Position, "indexes_compared": r.Indexes}
+}
+
+func problemObjects(all []cardvault.Problem) []object {
 	problems := []object{}
-	for _, p := range r.Problems {
+	for _, p := range all {
 		findings := []object{}
 		for _, f := range p.Findings {
 			findings = append(findings, object{"kind": f.Kind, "id": idText(f.ID), "account_id": idText(f.AccountID), "index": f.Index})
 		}
 		problems = append(problems, object{"kind": p.Kind, "count": p.Count, "findings": findings, "hurt": p.Hurt, "safe": p.Safe, "remedy": p.Remedy})
 	}
-	return object{"records": r.Records, "problems": problems, "position": r.Position, "indexes_compared": r.Indexes}
+	return problems
 }
 
 // verifyText returns a report as text. A resumed verification knows only the rest of the vault.
@@ -102,11 +106,15 @@ func verifyText(r *cardvault.VerifyReport, resumed bool) string {
 }
 
 func problemText(p cardvault.Problem) string {
+	return fmt.Sprintf("\n%s: %d\nfails: %s\nworks: %s\nremedy: %s\n%s", p.Kind, p.Count, p.Hurt, p.Safe, p.Remedy, findingsText(p))
+}
+
+func findingsText(p cardvault.Problem) string {
 	rows := [][]string{{"RECORD", "ID", "ACCOUNT", "INDEX"}}
 	for _, f := range p.Findings {
 		rows = append(rows, []string{f.Kind, cmp.Or(idText(f.ID), "-"), cmp.Or(idText(f.AccountID), "-"), cmp.Or(string(f.Index), "-")})
 	}
-	text := fmt.Sprintf("\n%s: %d\nfails: %s\nworks: %s\nremedy: %s\n%s", p.Kind, p.Count, p.Hurt, p.Safe, p.Remedy, table(rows...))
+	text := table(rows...)
 	if more := p.Count - int64(len(p.Findings)); more > 0 {
 		text += fmt.Sprintf("and %d more: see --most\n", more)
 	}

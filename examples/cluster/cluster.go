@@ -281,7 +281,7 @@ func (cl *cluster) leave(ctx context.Context, i int) {
 	if cl.proxy != nil {
 		cl.proxy.replicas[i].drain(ctx)
 		// For five seconds the server waits for an unused connection.
-		cl.proxy.transport.CloseIdleConnections()
+		cl.proxy.replicas[i].closeIdle()
 		return
 	}
 	select {
@@ -300,7 +300,7 @@ func (cl *cluster) close() error {
 			cl.log.Warn("some requests were cut off", "error", err)
 			errs = append(errs, cl.server.Close())
 		}
-		cl.proxy.transport.CloseIdleConnections()
+		cl.proxy.closeIdle()
 	} else if cl.front != nil {
 		errs = append(errs, cl.front.Close())
 	}

@@ -40,7 +40,7 @@ func front(t testing.TB, replicas []http.Handler) http.Handler {
 	for _, u := range p.replicas {
 		u.setReady(true)
 	}
-	t.Cleanup(p.transport.CloseIdleConnections)
+	t.Cleanup(p.closeIdle)
 	return p
 }
 

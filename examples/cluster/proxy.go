@@ -42,7 +42,7 @@ type proxy struct {
 	log       *slog.Logger
 	replicas  []*upstream
 	turn      atomic.Uint64
-	transport *http.Transport
+	transport *http.Transport // of probes
 }
 
 // newProxy returns a proxy for replicas at some URLs, none of them ready yet. dial makes
@@ -61,7 +61,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 	}}
 
 	for _, u := range at {
-		p.replicas = append(p.replicas, &upstream{url: u, idle: closed()})
+		p.replicas = append(p.replicas, &upstream{url: u, idle: closed(), transport: p.transport.Clone()})
 	}
 
 	p.pass = &httputil.ReverseProxy{
@@ -108,7 +108,8 @@ func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	turn, err := p.turn.Add(1), errNoReplica
 	for i := range uint64(len(p.replicas)) {
 		u := p.replicas[(turn+i)%uint64(len(p.replicas))]
-		if !u.acquire() {
+		transport, ready := u.acquire()
+		if !ready {
 			continue
 		}
 		out := r.Clone(r.Context())
@@ -117,7 +118,7 @@ func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 			out.Body = io.NopCloser(r.Body) // the next one may need it
 		}
 		var answer *http.Response
-		if answer, err = p.transport.RoundTrip(out); err == nil {
+		if answer, err = transport.RoundTrip(out); err == nil {
 			answer.Body = &body{answer.Body, sync.OnceFunc(u.release)}
 			return answer, nil
 		}
@@ -172,7 +173,15 @@ func (p *proxy) watch(ctx context.Context) {
 	}
 
 	group.Wait()
+	p.closeIdle()
+}
+
+// closeIdle closes the connections to replicas that no request uses.
+func (p *proxy) closeIdle() {
 	p.transport.CloseIdleConnections()
+	for _, u := range p.replicas {
+		u.closeIdle()
+	}
 }
 
 // probe asks a replica whether it takes requests.
@@ -199,6 +208,10 @@ type upstream struct {
 	ready bool
 	busy  int           // requests that it has
 	idle  chan struct{} // closed while it has none
+
+	// A replica that is ready again has a new one. Its predecessor has closed the connections
+	// of the former, and a request that is sent on one of these gets no answer.
+	transport *http.Transport
 }
 
 func closed() chan struct{} {
@@ -212,7 +225,18 @@ func (u *upstream) setReady(ready bool) (before bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before, u.ready = u.ready, ready
+	if ready && !before {
+		former := u.transport
+		u.transport = former.Clone()
+		former.CloseIdleConnections()
+	}
 	return before
+}
+
+func (u *upstream) closeIdle() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.transport.CloseIdleConnections()
 }
 
 func (u *upstream) isReady() bool {
@@ -221,18 +245,18 @@ func (u *upstream) isReady() bool {
 	return u.ready
 }
 
-// acquire takes a place for a request, if the replica is ready.
-func (u *upstream) acquire() bool {
+// acquire takes a place for a request, if the replica is ready, and returns what sends it.
+func (u *upstream) acquire() (*http.Transport, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if !u.ready {
-		return false
+		return nil, false
 	}
 	if u.busy == 0 {
 		u.idle = make(chan struct{})
 	}
 	u.busy++
-	return true
+	return u.transport, true
 }
 
 func (u *upstream) release() {

@@ -30,7 +30,7 @@ func proxyOf(t testing.TB, at ...string) *proxy {
 	for _, u := range p.replicas {
 		u.setReady(true)
 	}
-	t.Cleanup(p.transport.CloseIdleConnections)
+	t.Cleanup(p.closeIdle)
 	return p
 }
 

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -37,6 +38,7 @@ type run struct {
 	low, high uuid.UUID       // row keys of the first and the last record
 	present   []uuid.UUID     // rows with an unknown outcome that were found in the store
 	vacant    []*store.Record // for rows with an unknown outcome that were not found
+	broken    *audit.Break    // of a checkpoint that begins a lost chain anew
 }
 
 // prove writes the checkpoints of the segments of a lane that have ended.
@@ -86,6 +88,7 @@ func (l *Log) proved(n *lane, done []*segment) {
 	defer l.mu.Unlock()
 	for _, s := range done {
 		l.unproved -= len(s.entries)
+		n.unproved -= len(s.entries)
 	}
 	n.waiting = slices.DeleteFunc(n.waiting, func(s *segment) bool { return slices.Contains(done, s) })
 }
@@ -98,10 +101,11 @@ func (l *Log) runOf(ctx context.Context, s *segment) (*run, error) {
 		is := e.is
 		if is == unsure {
 			found, err := l.get(ctx, s.rows, l.Kinds.Record, e.row)
-			if err != nil {
-				return nil, err
-			}
 			switch {
+			case ledger.Unreadable(err): // it was written, and the export shows its damage
+				is = stored
+			case err != nil:
+				return nil, err
 			case found == nil:
 				is = void
 				if err := l.vacate(s, e.row, r); err != nil {
@@ -159,6 +163,9 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	var written []*store.Record
 	var last *kept
 	for _, r := range runs {
+		if r.broken != nil {
+			r.broken.Last = c.number
+		}
 		last = statement(keys, rows.ID, c, r)
 		rec, err := last.record(l, rows)
 		if err != nil {
@@ -172,8 +179,17 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	}
 
 	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
-		if err := cmp.Or(ledger.Current(tx, keys), ledger.PutNext(tx, next)); err != nil {
+		if err := ledger.Current(tx, keys); err != nil {
 			return err
+		}
+		if err := ledger.PutNext(tx, next); ledger.Unreadable(err) {
+			return fmt.Errorf("%w: %w", errLost, err)
+		} else if err != nil {
+			return err
+		}
+		// The record of the chain names the last checkpoint, unless an older one was put back.
+		if _, err := tx.Get(l.Kinds.Checkpoint, written[0].ID); err == nil || ledger.Unreadable(err) {
+			return errLost
 		}
 		for _, r := range written {
 			tx.Put(r)
@@ -185,7 +201,10 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 		}
 		return nil
 	})
-	if err == nil && l.sink != nil {
+	switch {
+	case errors.Is(err, errLost):
+		return l.lostChain(ctx, rows, c.record, err)
+	case err == nil && l.sink != nil:
 		l.sink.offer(&last.Checkpoint)
 	}
 	return err
@@ -196,7 +215,7 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 	k := &kept{low: r.low, high: r.high}
 	k.VaultID, k.AccountID, k.At = keys.Vault, account, ledger.Now()
 	k.Number, k.Previous, k.Erased = c.number+1, c.hash, c.erased
-	k.Lane, k.First = r.lane, r.first
+	k.Lane, k.First, k.Break = r.lane, r.first, r.broken
 	k.SetDigests(r.digests)
 	k.Sign(keys.AuditSigner())
 	c.signedBy(keys.Audits.Active().Number)
@@ -216,7 +235,7 @@ func (r *run) put(l *Log, tx store.Tx) error {
 				r.of.proved = true
 			}
 			return ledger.ErrAgain
-		case err != nil:
+		case err != nil && !ledger.Unreadable(err): // a damaged promise is deleted like any other
 			return err
 		}
 	}
@@ -225,13 +244,13 @@ func (r *run) put(l *Log, tx store.Tx) error {
 		tx.Delete(l.Kinds.Segment, r.low)
 	}
 	for _, row := range r.present {
-		if _, err := tx.Get(l.Kinds.Record, row); err != nil {
+		if _, err := tx.Get(l.Kinds.Record, row); err != nil && !ledger.Unreadable(err) {
 			return err
 		}
 	}
 	for _, v := range r.vacant {
 		switch _, err := tx.Get(l.Kinds.Record, v.ID); {
-		case err == nil:
+		case err == nil, ledger.Unreadable(err):
 			return ledger.ErrAgain
 		case !absent(err):
 			return err
@@ -247,7 +266,10 @@ func (l *Log) Sweep() jobs.Sweep {
 	return jobs.Sweep{Records: []store.Kind{l.Kinds.Segment, l.Kinds.Chain}, Step: l.sweep}
 }
 
-const dueBatch = 32 // segments or chains of a step
+const (
+	dueBatch = 32   // segments or chains of a step
+	duePast  = 4096 // that a step passes over, at most, because they fail
+)
 
 func (l *Log) sweep(ctx context.Context) (int, error) {
 	n, err := l.step(ctx, l.Kinds.Segment, l.complete)
@@ -255,20 +277,34 @@ func (l *Log) sweep(ctx context.Context) (int, error) {
 	return n + m, errors.Join(err, also)
 }
 
-// step works on due records. An error of one does not keep others from being worked on.
+// step works on due records. An error of one does not keep others from being worked on, also if
+// it fills the batch with others like it.
 func (l *Log) step(ctx context.Context, kind store.Kind, work func(context.Context, ledger.Account, *store.Record) (int, error)) (all int, err error) {
-	var due []*store.Record
-	err = l.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
-		due, err = tx.Due(kind, store.AllShards, ledger.Now(), dueBatch)
-		return err
-	})
-	errs := []error{err}
-	for _, rec := range due {
-		n, err := work(ctx, l.Ledger.In(rec.Account), rec)
-		if err != nil && !errors.Is(err, ledger.ErrAgain) && !errors.Is(err, store.ErrConflict) {
-			errs = append(errs, err)
+	var errs []error
+	tried := map[uuid.UUID]bool{}
+	for all == 0 && len(tried) < duePast && ctx.Err() == nil {
+		var due []*store.Record
+		limit := len(tried) + dueBatch
+		err := l.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
+			due, err = tx.Due(kind, store.AllShards, ledger.Now(), limit)
+			return err
+		})
+		errs = append(errs, err)
+
+		for _, rec := range due {
+			if tried[rec.ID] {
+				continue
+			}
+			tried[rec.ID] = true
+			n, err := work(ctx, l.Ledger.In(rec.Account), rec)
+			if err != nil && !errors.Is(err, ledger.ErrAgain) && !errors.Is(err, store.ErrConflict) {
+				errs = append(errs, err)
+			}
+			all += n
 		}
-		all += n
+		if len(due) < limit {
+			break
+		}
 	}
 	return all, errors.Join(errs...)
 }
@@ -276,8 +312,16 @@ func (l *Log) step(ctx context.Context, kind store.Kind, work func(context.Conte
 // complete writes the checkpoint of a segment whose process has died. The numbers above the
 // last stored record are void, and so are those between without a record.
 func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
+	if l.has(rows.ID, rec.ID) {
+		return 0, nil
+	}
 	p, err := l.openPromise(ctx, rec)
-	if err != nil || l.has(rows.ID, p) {
+	if ledger.Unreadable(err) {
+		if p, err = l.promiseAgain(ctx, rows, rec.ID, err); ledger.Unreadable(err) {
+			return l.breakOff(ctx, rows, rec.ID)
+		}
+	}
+	if err != nil {
 		return 0, err
 	}
 	found, err := l.segmentOf(ctx, rows, rec.ID, p)
@@ -300,16 +344,13 @@ func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Reco
 	return 1, nil
 }
 
-// has reports whether this process has made a promise, and will keep it.
-func (l *Log) has(account uuid.UUID, p *promised) bool {
+// has reports whether this process has made the promise of a row, and will keep it.
+func (l *Log) has(account, row uuid.UUID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.lanes[account]
-	if n == nil || n.id != p.lane {
-		return false
-	}
-	return n.open != nil && n.open.first == p.first ||
-		slices.ContainsFunc(n.waiting, func(s *segment) bool { return s.first == p.first })
+	return n != nil && (n.open != nil && n.open.row == row ||
+		slices.ContainsFunc(n.waiting, func(s *segment) bool { return s.row == row }))
 }
 
 // segmentOf returns the records of a segment, in their order.

@@ -30,7 +30,7 @@ const MaxScan = 5000
 
 // Last returns the last checkpoint of an account, or nil.
 func (l *Log) Last(ctx context.Context, rows ledger.Account) (*audit.Checkpoint, error) {
-	c, err := l.readChain(ctx, rows)
+	c, err := l.chainAsItIs(ctx, rows)
 	if err != nil || c.number == 0 {
 		return nil, err
 	}
@@ -109,11 +109,15 @@ const grace = promise + time.Minute
 // Missing records are not an error here: they are missing in the export too, and Verify finds
 // that.
 func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Time, w io.Writer) error {
-	if err := l.Settle(ctx); err != nil {
+	if err := l.settleOf(ctx, rows); err != nil {
 		return err
 	}
 	l.Ledger.Look(ctx)
-	c, promises, err := l.ends(ctx, rows)
+	var promises []promiseOf
+	c, err := ledger.Retry(ctx, func() (c *chain, err error) {
+		c, promises, err = l.ends(ctx, rows)
+		return c, err
+	})
 	if err != nil {
 		return err
 	}
@@ -140,6 +144,13 @@ func (l *Log) Export(ctx context.Context, rows ledger.Account, from, to time.Tim
 			return err
 		case err != nil || k == nil:
 			l.Log.Error("checkpoint of the audit log is missing or damaged", "account", rows.ID, "number", n, "error", err)
+			next, err := l.present(ctx, rows, n)
+			if err != nil {
+				return err
+			}
+			if n = c.number; next > 0 { // a break may be far ahead
+				n = min(n, next-1)
+			}
 			continue
 		}
 		if !to.IsZero() && k.At.After(to.Add(grace)) {
@@ -209,38 +220,83 @@ func (l *Log) exportOne(ctx context.Context, rows ledger.Account, k *kept, x *au
 // A promiseOf is a promise that was read.
 type promiseOf struct {
 	promised
-	row uuid.UUID
+	row    uuid.UUID
+	damage error // of a promise whose segment is not known
 }
 
 // ends returns the end of the chain of an account and the segments without a checkpoint, of one
 // state of the store: each record of that state is before the one or in the others.
-func (l *Log) ends(ctx context.Context, rows ledger.Account) (c *chain, all []promiseOf, err error) {
-	var end *store.Record
-	var list *store.List
-	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
-		switch end, err = tx.Get(l.Kinds.Chain, chainID(rows.ID)); {
-		case absent(err):
-			end = nil
-		case err != nil:
-			return err
-		}
-		list, err = tx.List(&store.Query{Kind: l.Kinds.Segment, Account: rows.ID, Limit: walkBatch})
-		return err
-	})
+func (l *Log) ends(ctx context.Context, rows ledger.Account) (*chain, []promiseOf, error) {
+	rec, lost, all, err := l.read(ctx, rows)
+	if err == nil {
+		err = l.lostChain(ctx, rows, nil, lost)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if c, err = l.openChain(ctx, rows, end); err != nil {
+	c, err := l.whole(ctx, rows, rec)
+	if err != nil {
 		return nil, nil, err
 	}
-	for _, rec := range list.Records {
-		p, err := l.openPromise(ctx, rec)
-		if err != nil {
-			return nil, nil, err
+
+	for _, p := range all {
+		switch {
+		case p.damage == nil || l.has(rows.ID, p.row):
+		case ledger.Now().Sub(rowkey.Time(p.row)) < promise: // by then its process has written the checkpoint, or died
+			l.Log.Error("promise of the audit log is damaged, and its records are not in the export", "account", rows.ID, "error", p.damage)
+		default:
+			if _, err := l.breakOff(ctx, rows, p.row); err != nil {
+				return nil, nil, err
+			}
+			return nil, nil, ledger.ErrAgain
 		}
-		all = append(all, promiseOf{*p, rec.ID})
 	}
-	return c, all, nil
+	return c, slices.DeleteFunc(all, func(p promiseOf) bool { return p.damage != nil }), nil
+}
+
+// read returns the record of a chain, nil if it is absent, and the promises of one state of the
+// store. lost is the error of a chain that cannot be read.
+func (l *Log) read(ctx context.Context, rows ledger.Account) (end *store.Record, lost error, all []promiseOf, err error) {
+	var list *store.List
+	err = rows.View(ctx, func(tx store.ReadTx) error {
+		end, lost = nil, nil
+		switch is, err := tx.Get(l.Kinds.Chain, chainID(rows.ID)); {
+		case err == nil:
+			end = is
+		case ledger.Unreadable(err):
+			lost = err
+		case !absent(err):
+			return err
+		}
+		var err error
+		list, err = tx.List(&store.Query{Kind: l.Kinds.Segment, Account: rows.ID, Limit: walkBatch})
+		if list != nil && ledger.Unreadable(err) {
+			err = nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+
+	for _, rec := range list.Records {
+		p, err := new(promised), ledger.ErrDamaged
+		if !ledger.Foreign(rec) {
+			p, err = l.openPromise(ctx, rec)
+		}
+		if ledger.Unreadable(err) {
+			p, err = l.promiseAgain(ctx, rows, rec.ID, err)
+		}
+		switch {
+		case err == nil:
+			all = append(all, promiseOf{*p, rec.ID, nil})
+		case ledger.Unreadable(err):
+			all = append(all, promiseOf{row: rec.ID, damage: err})
+		default:
+			return nil, nil, nil, err
+		}
+	}
+	return end, lost, all, nil
 }
 
 // exportOpen writes the records of segments without a checkpoint. One that was written meanwhile

@@ -64,7 +64,7 @@ const (
 	youth       = 10 * time.Second // how long a segment takes records, at most
 	validity    = time.Minute      // how long after its begin a record of a segment may be written
 	promise     = 2 * time.Minute  // after the begin of a segment, another process may complete it
-	maxUnproved = 1 << 18          // records without a checkpoint in memory
+	maxUnproved = 1 << 19          // records without a checkpoint in memory, an account's at most half
 	patience    = 10 * time.Second // of a tick for the store
 	chainBatch  = 8                // checkpoints of a transaction
 	maxLanes    = 4096             // of accounts at rest
@@ -94,7 +94,7 @@ type Log struct {
 // New returns a Log, which starts nothing until there are records.
 func New(c Config) *Log {
 	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}}
-	l.notes.windows = map[window]*counted{}
+	l.notes.windows, l.notes.held = map[window]*counted{}, map[uuid.UUID]int{}
 	if c.Sink != nil {
 		l.sink = newSink(c.Sink, c.Log)
 	}
@@ -106,6 +106,8 @@ type lane struct {
 	rows ledger.Account
 	id   uuid.UUID
 	next uint64
+
+	unproved int // records of its segments
 
 	open    *segment   // takes records; nil: none does
 	waiting []*segment // take no more, oldest first
@@ -154,6 +156,8 @@ type entry struct {
 	slot   int
 	record *store.Record
 	digest [audit.DigestSize]byte
+
+	promised *store.Record // this entry's copy of the promise: a closed term has it sealed anew
 }
 
 // take gives a record its place. The row keys of a segment rise with the numbers, and lie
@@ -161,7 +165,11 @@ type entry struct {
 func (l *Log) take(rows ledger.Account) (*entry, uuid.UUID, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.unproved >= maxUnproved {
+	n := l.lanes[rows.ID]
+	if n == nil {
+		n = &lane{rows: rows, id: uuid.New(), next: 1}
+	}
+	if !roomFor(n.unproved, l.unproved, maxUnproved) {
 		return nil, uuid.Nil, ErrFull
 	}
 	row, err := rows.NewRow()
@@ -169,11 +177,7 @@ func (l *Log) take(rows ledger.Account) (*entry, uuid.UUID, error) {
 		return nil, uuid.Nil, err
 	}
 
-	n := l.lanes[rows.ID]
-	if n == nil {
-		n = &lane{rows: rows, id: uuid.New(), next: 1}
-		l.lanes[rows.ID] = n
-	}
+	l.lanes[rows.ID] = n
 	if s := n.open; s != nil && (len(s.entries) == audit.MaxRecords || !s.takes(row)) {
 		n.close()
 	}
@@ -187,9 +191,15 @@ func (l *Log) take(rows ledger.Account) (*entry, uuid.UUID, error) {
 	s.entries = append(s.entries, state{row: row})
 	s.pending++
 	n.next++
+	n.unproved++
 	l.unproved++
 	return e, row, nil
 }
+
+// roomFor reports whether an account with own places of all that are taken may take one more. It
+// may have as many as are left over. So one account has at most half of them, and accounts that
+// flood together leave as many as each of them has.
+func roomFor(own, taken, most int) bool { return own < most-taken }
 
 // close ends the open segment.
 func (n *lane) close() {
@@ -218,9 +228,10 @@ func (l *Log) Begin(ctx context.Context, rows ledger.Account, op ledger.Operatio
 	return nil, l.without(err)
 }
 
-// Admit returns ErrFull if calls are refused at present that would be noted afterwards.
-func (l *Log) Admit() error {
-	if !l.Continue && l.notes.full() {
+// Admit returns ErrFull if calls of an account are refused at present that would be noted
+// afterwards.
+func (l *Log) Admit(account uuid.UUID) error {
+	if !l.Continue && l.notes.full(account) {
 		return ErrFull
 	}
 	return l.keeps()
@@ -315,8 +326,11 @@ func (e *entry) promise(tx store.Tx) error {
 	if !e.of.promised.Load() {
 		switch _, err := tx.Get(e.log.Kinds.Segment, e.of.row); {
 		case errors.Is(err, store.ErrNotFound), errors.Is(err, ledger.ErrNotFound):
-			tx.Put(e.of.promise)
-		case err != nil:
+			if e.promised == nil {
+				e.promised = e.of.promise.Clone()
+			}
+			tx.Put(e.promised)
+		case err != nil && !ledger.Unreadable(err):
 			return err
 		}
 	}
@@ -366,7 +380,7 @@ func (l *Log) fire() {
 	l.mu.Lock()
 	l.timer = nil
 	l.mu.Unlock()
-	if err := l.tick(ctx, false); err != nil {
+	if err := l.tick(ctx, false); err != nil && !errors.Is(err, ledger.ErrMoved) {
 		l.fail("checkpoint of the audit log could not be written", err)
 	}
 }
@@ -380,7 +394,7 @@ func (l *Log) tick(ctx context.Context, last bool) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	errs := []error{l.writeNotes(ctx, last)}
+	errs := []error{l.writeNotes(ctx, l.notes.take(), false), l.writeNotes(ctx, l.notes.takeCounted(last), true), l.writeLost(ctx)}
 
 	var ready []*lane
 	l.mu.Lock()
@@ -398,10 +412,11 @@ func (l *Log) tick(ctx context.Context, last bool) error {
 	errs = append(errs, each(ready, func(n *lane) error { return l.prove(ctx, n) }))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.unproved > 0 || l.notes.any() {
+	err := errors.Join(errs...)
+	if (l.unproved > 0 || l.notes.any()) && !errors.Is(err, ledger.ErrMoved) { // otherwise the new place writes them
 		l.arm()
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Close writes pending records and checkpoints. Later calls are recorded without a
@@ -416,7 +431,7 @@ func (l *Log) Close() {
 		l.timer = nil
 	}
 	l.mu.Unlock()
-	if err := l.tick(ctx, true); err != nil {
+	if err := l.tick(ctx, true); err != nil && !errors.Is(err, ledger.ErrMoved) {
 		l.Log.Error("end of the audit log could not be written", "error", err)
 	}
 	if l.sink != nil {
@@ -424,5 +439,34 @@ func (l *Log) Close() {
 	}
 }
 
-// Settle writes pending records and checkpoints now.
-func (l *Log) Settle(ctx context.Context) error { return l.tick(ctx, false) }
+// settleOf writes pending records and checkpoints of an account now. A fault of another account
+// does not concern it.
+func (l *Log) settleOf(ctx context.Context, rows ledger.Account) error {
+	ctx, cancel := context.WithTimeout(ctx, patience) // the other accounts wait for it
+	defer cancel()
+	select {
+	case l.ticking <- struct{}{}:
+		defer func() { <-l.ticking }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := l.writeNotes(ctx, l.notes.takeOf(rows.ID), false); err != nil {
+		return err
+	}
+
+	l.mu.Lock()
+	n := l.lanes[rows.ID]
+	if n != nil {
+		n.close()
+	}
+	l.mu.Unlock()
+	if n != nil {
+		if err := l.prove(ctx, n); err != nil {
+			return err
+		}
+	}
+	if rows.ID == uuid.Nil {
+		return l.writeLost(ctx)
+	}
+	return nil
+}

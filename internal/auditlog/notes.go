@@ -3,6 +3,7 @@ package auditlog
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 )
 
 const (
-	maxNotes   = 8192        // that wait for the next batch
+	maxNotes   = 16384       // that wait for the next batch, an account's at most half
 	noteBatch  = 128         // of a transaction
 	windowTime = time.Minute // in which calls that were refused alike are counted
 
@@ -28,7 +29,8 @@ const (
 type notes struct {
 	mu      sync.Mutex
 	waiting []*audit.Record
-	writing int // records that were taken and may come back
+	held    map[uuid.UUID]int // places of an account: of records that wait, or are being written and may come back
+	taken   int               // places of all accounts
 	windows map[window]*counted
 	ends    time.Time // of the windows
 }
@@ -100,11 +102,28 @@ func (n *notes) add(r *audit.Record) bool {
 	if r.Outcome != audit.Success && !lent && n.crowded(r) {
 		return true
 	}
-	if len(n.waiting)+n.writing >= maxNotes {
+	return n.wait(r)
+}
+
+// wait adds a record, if its account has room. The caller holds n.mu.
+func (n *notes) wait(r *audit.Record) bool {
+	if !roomFor(n.held[r.AccountID], n.taken, maxNotes) {
 		return false
 	}
 	n.waiting = append(n.waiting, r)
+	n.held[r.AccountID]++
+	n.taken++
 	return true
+}
+
+// leave gives the places of records back. The caller holds n.mu.
+func (n *notes) leave(batch []*audit.Record) {
+	for _, r := range batch {
+		n.taken--
+		if n.held[r.AccountID]--; n.held[r.AccountID] == 0 {
+			delete(n.held, r.AccountID)
+		}
+	}
 }
 
 // crowded reports whether a refused call is only counted.
@@ -151,16 +170,36 @@ func (n *notes) any() bool {
 	return len(n.waiting) > 0 || len(n.windows) > 0
 }
 
-// take returns the records for a batch. When a window has ended, it adds the records that
-// stand for many calls.
-func (n *notes) take(last bool) []*audit.Record {
+// take returns the records for a batch, which keep their places.
+func (n *notes) take() []*audit.Record {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	batch := n.waiting
 	n.waiting = nil
-	defer func() { n.writing += len(batch) }()
+	return batch
+}
+
+// takeOf returns the records of an account for a batch. Its counted calls wait for their window.
+func (n *notes) takeOf(account uuid.UUID) (batch []*audit.Record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.waiting = slices.DeleteFunc(n.waiting, func(r *audit.Record) bool {
+		if r.AccountID != account {
+			return false
+		}
+		batch = append(batch, r)
+		return true
+	})
+	return batch
+}
+
+// takeCounted returns the records that stand for many calls, when their window has ended. They
+// have places until they are written, also if no room is left.
+func (n *notes) takeCounted(last bool) (batch []*audit.Record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if len(n.windows) == 0 || !last && time.Now().Before(n.ends) {
-		return batch
+		return nil
 	}
 
 	for w, c := range n.windows {
@@ -174,39 +213,45 @@ func (n *notes) take(last bool) []*audit.Record {
 			r.Actor = audit.Actor{}
 		}
 		batch = append(batch, &r)
+		n.held[r.AccountID]++
+		n.taken++
 	}
 	clear(n.windows)
 	n.ends = time.Time{}
 	return batch
 }
 
-// back takes records that could not be written, before later ones. It returns the number of
-// calls without room for their records.
-func (n *notes) back(batch []*audit.Record) (lost uint64) {
+// back takes records that could not be written. Records of single calls keep the places that they
+// have; those that stand for many need room like a new one. It returns the number of calls without
+// room for their records.
+func (n *notes) back(batch []*audit.Record, countedCalls bool) (lost uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.writing -= len(batch)
-	n.waiting = append(batch, n.waiting...)
-	room := min(len(n.waiting), maxNotes)
-	for _, r := range n.waiting[room:] {
-		lost += r.Calls
+	if !countedCalls {
+		n.waiting = append(batch, n.waiting...)
+		return 0
 	}
-	n.waiting = n.waiting[:room]
+	n.leave(batch)
+	for _, r := range batch {
+		if !n.wait(r) {
+			lost += r.Calls
+		}
+	}
 	return lost
 }
 
-// full reports whether there is no room for another record.
-func (n *notes) full() bool {
+// full reports whether an account has no room for another record.
+func (n *notes) full(account uuid.UUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.waiting)+n.writing >= maxNotes
+	return !roomFor(n.held[account], n.taken, maxNotes)
 }
 
 // written notes that records were written, or may have been.
-func (n *notes) written(records int) {
+func (n *notes) written(batch []*audit.Record) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.writing -= records
+	n.leave(batch)
 }
 
 var opNotes = ledger.Ends("audit.notes")
@@ -214,10 +259,10 @@ var opNotes = ledger.Ends("audit.notes")
 // OpLost is the operation of records that say how many could not be written.
 const OpLost = "audit.lost"
 
-// writeNotes writes the waiting records, grouped by account.
-func (l *Log) writeNotes(ctx context.Context, last bool) error {
+// writeNotes writes records that were taken, grouped by account.
+func (l *Log) writeNotes(ctx context.Context, taken []*audit.Record, countedCalls bool) error {
 	byAccount := map[uuid.UUID][]*audit.Record{}
-	for _, r := range l.notes.take(last) {
+	for _, r := range taken {
 		byAccount[r.AccountID] = append(byAccount[r.AccountID], r)
 	}
 	var parts [][]*audit.Record
@@ -227,24 +272,29 @@ func (l *Log) writeNotes(ctx context.Context, last bool) error {
 		}
 		parts = append(parts, of)
 	}
-	if n := l.lost.Swap(0); n > 0 {
-		parts = append(parts, []*audit.Record{{At: ledger.Now(), Operation: OpLost, Outcome: audit.Failed, Error: "unavailable", Calls: uint64(n)}})
-	}
 
 	return each(parts, func(part []*audit.Record) error {
 		err := l.writePart(ctx, part)
-		unknown := errors.Is(err, ledger.ErrOutcomeUnknown)
-		switch lost := part[0].Operation == OpLost; {
-		case lost && err != nil && !unknown: // it takes the place of no other
-			l.lost.Add(int64(part[0].Calls))
-		case lost:
-		case err == nil, unknown:
-			l.notes.written(len(part))
-		default:
-			l.lost.Add(int64(l.notes.back(part)))
+		if err == nil || errors.Is(err, ledger.ErrOutcomeUnknown) {
+			l.notes.written(part)
+		} else {
+			l.lost.Add(int64(l.notes.back(part, countedCalls)))
 		}
 		return err
 	})
+}
+
+// writeLost writes the number of lost records, into the log of the whole vault.
+func (l *Log) writeLost(ctx context.Context) error {
+	n := l.lost.Swap(0)
+	if n == 0 {
+		return nil
+	}
+	err := l.writePart(ctx, []*audit.Record{{At: ledger.Now(), Operation: OpLost, Outcome: audit.Failed, Error: "unavailable", Calls: uint64(n)}})
+	if err != nil && !errors.Is(err, ledger.ErrOutcomeUnknown) {
+		l.lost.Add(n)
+	}
+	return err
 }
 
 func (l *Log) writePart(ctx context.Context, part []*audit.Record) (err error) {

@@ -1,6 +1,7 @@
 package auditlog
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"encoding/binary"
@@ -239,13 +240,27 @@ func chainID(account uuid.UUID) uuid.UUID {
 	return account
 }
 
-// readChain returns the chain of an account, a new one if it has none.
+// readChain returns the chain of an account, a new one if it has none. A lost one is begun anew:
+// see lostChain.
 func (l *Log) readChain(ctx context.Context, rows ledger.Account) (*chain, error) {
 	rec, err := l.get(ctx, rows, l.Kinds.Chain, chainID(rows.ID))
 	if err != nil {
-		return nil, err
+		return nil, l.lostChain(ctx, rows, nil, err)
 	}
-	return l.openChain(ctx, rows, rec)
+	return l.whole(ctx, rows, rec)
+}
+
+// whole opens the record of a chain. If it is damaged, or missing while there are checkpoints, the
+// chain is lost.
+func (l *Log) whole(ctx context.Context, rows ledger.Account, rec *store.Record) (*chain, error) {
+	c, err := l.openChain(ctx, rows, rec)
+	if err == nil && rec == nil {
+		var number uint64
+		if number, err = l.present(ctx, rows, 0); number > 0 {
+			err = l.Ledger.Named(c.record, ledger.ErrDamaged)
+		}
+	}
+	return c, l.lostChain(ctx, rows, rec, err)
 }
 
 // openChain opens the record of a chain. A nil one is that of a new chain.
@@ -317,6 +332,21 @@ func checkpointID(account uuid.UUID, number uint64) uuid.UUID {
 		id[15-i] = byte(number >> (8 * i))
 	}
 	return id
+}
+
+// present returns the number of the first stored checkpoint of an account above a number, or 0.
+// The checkpoint may be damaged.
+func (l *Log) present(ctx context.Context, rows ledger.Account, above uint64) (number uint64, err error) {
+	after := checkpointID(rows.ID, above)
+	err = rows.View(ctx, func(tx store.ReadTx) error {
+		found, err := tx.Scan(l.Kinds.Checkpoint, after, 1)
+		number = 0
+		if len(found) > 0 && bytes.Equal(found[0].ID[:8], after[:8]) {
+			number = binary.BigEndian.Uint64(found[0].ID[8:])
+		}
+		return err
+	})
+	return number, err
 }
 
 const (

@@ -17,18 +17,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// Bounds of a View.
-const (
-	pageRows  = 512
-	pageBytes = 1 << 20 // after which it reads no further records
-	step      = 256     // records read at a time
-	pageKinds = 16      // kinds without records
-	readAgain = 256     // changed records
-)
-
 const (
 	holdBytes = 8 << 20 // of changes that are read before they are written
 	laps      = 256     // how often a writer that is too slow is waited for
+
+	readAgain = 256 // changed records in a View
 
 	pause = 5 * time.Millisecond // for a commit that is under way
 )
@@ -56,6 +49,9 @@ type Config struct {
 	Ledger   *ledger.Ledger
 	Progress func(Progress) // nil: none
 	Most     int            // changed records that are held one by one; 0: 131,072
+
+	known *walk   // what the place has already; nil: nothing is left out
+	found *agreed // is set with known
 }
 
 // ErrStore is returned for a store that cannot be backed up while it is in use.
@@ -77,14 +73,14 @@ func Make(ctx context.Context, c Config, w io.Writer) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &maker{ledger: l, w: w, progress: c.Progress, changes: newChanges(cmp.Or(c.Most, mostChanges)), counts: map[store.Kind]*count{}}
+	m := &maker{ledger: l, w: w, progress: c.Progress, known: c.known, found: c.found, changes: newChanges(cmp.Or(c.Most, mostChanges)), counts: map[store.Kind]*count{}}
 	if err := m.begin(keyring); err != nil {
 		return nil, err
 	}
 
 	m.at = ledger.Now()
 	able, err := l.Snapshot(ctx, func(tx store.ReadTx) error {
-		m.view = func(_ context.Context, fn func(store.ReadTx) error) error { return fn(tx) }
+		m.scanner.view = func(_ context.Context, fn func(store.ReadTx) error) error { return fn(tx) }
 		return m.copyAll(ctx)
 	})
 	if !able {
@@ -107,7 +103,9 @@ type maker struct {
 	ledger   *ledger.Ledger
 	w        io.Writer
 	progress func(Progress)
-	view     func(context.Context, func(store.ReadTx) error) error
+	scanner  scanner
+	known    *walk
+	found    *agreed
 	changes  *changes
 	sums     *sums
 	at       time.Time // the instant
@@ -132,7 +130,7 @@ func (m *maker) begin(keyring *store.Record) error {
 
 // follow makes the backup of a store that names what changes.
 func (m *maker) follow(ctx context.Context) error {
-	m.view = m.ledger.View
+	m.scanner.view = m.ledger.View
 	stop, able := m.ledger.Watch(m.changes.changing)
 	if !able {
 		return ErrStore
@@ -176,14 +174,10 @@ func (m *maker) follow(ctx context.Context) error {
 // copyAll writes all records, and some of the records that change meanwhile.
 func (m *maker) copyAll(ctx context.Context) error {
 	for at := (place{kind: 1}); at.kind != 0; {
-		p, err := m.page(ctx, at, pageKinds)
-		if err != nil {
+		var err error
+		if at, err = m.copyPage(ctx, at); err != nil {
 			return err
 		}
-		if len(p.rows) > 0 {
-			m.addSpan(p.span, p.rows)
-		}
-		at = p.next
 
 		n, spills := m.changes.len()
 		if spills > laps {
@@ -201,13 +195,40 @@ func (m *maker) copyAll(ctx context.Context) error {
 	return nil
 }
 
+// copyPage adds the records that come next, without the blocks that the place has.
+func (m *maker) copyPage(ctx context.Context, at place) (next place, err error) {
+	if m.known == nil {
+		p, err := m.scanner.page(ctx, at, pageKinds)
+		m.report.Damaged += int64(len(p.damaged))
+		if len(p.rows) > 0 {
+			m.addSpan(p.span, p.rows)
+		}
+		return p.next, err
+	}
+
+	blocks, next, err := m.scanner.blocks(ctx, at)
+	for _, b := range blocks {
+		m.report.Damaged += int64(b.damaged)
+		has, err := m.known.has(ctx, &b.block)
+		if err != nil {
+			return next, err
+		}
+		if !has {
+			m.addSpan(b.span, b.rows)
+		}
+		m.found.add(&b.block, has)
+	}
+	return next, err
+}
+
 // copySpan writes the records of a span.
 func (m *maker) copySpan(ctx context.Context, s span) error {
 	for {
-		p, err := m.page(ctx, place{s.kind, s.after}, 1)
+		p, err := m.scanner.page(ctx, place{s.kind, s.after}, 1)
 		if err != nil {
 			return err
 		}
+		m.report.Damaged += int64(len(p.damaged))
 		last := bytes.Compare(p.through[:], s.through[:]) >= 0
 		if last {
 			p.through = s.through
@@ -221,63 +242,6 @@ func (m *maker) copySpan(ctx context.Context, s span) error {
 	}
 }
 
-// A place is where a scan goes on.
-type place struct {
-	kind  store.Kind // 0: all were scanned
-	after uuid.UUID
-}
-
-// A page is what one View has read: all records of a span.
-type page struct {
-	span
-	rows    []*store.Record
-	damaged int64
-	next    place
-}
-
-// page reads the next records, of the first of some kinds that has any.
-func (m *maker) page(ctx context.Context, at place, kinds int) (p page, err error) {
-	err = m.view(ctx, func(tx store.ReadTx) (err error) {
-		p = page{next: at}
-		for range kinds {
-			if err = p.scan(tx); err != nil || len(p.rows) > 0 || p.next.kind == 0 {
-				return err
-			}
-		}
-		return nil
-	})
-	m.report.Damaged += p.damaged
-	return p, err
-}
-
-// scan reads the records of a kind that come next.
-func (p *page) scan(tx store.ReadTx) error {
-	at := p.next
-	p.span = span{at.kind, at.after, uuid.Max}
-	p.next = place{kind: at.kind + 1} // 0 after the last
-	for size := 0; len(p.rows) < pageRows && size < pageBytes; {
-		found, err := tx.Scan(at.kind, at.after, step)
-		if err != nil {
-			return err
-		}
-
-		for _, r := range found {
-			at.after = r.ID
-			if r.Version == 0 {
-				p.damaged++
-				continue
-			}
-			p.rows = append(p.rows, r)
-			size += len(r.Shown) + len(r.Secret)
-		}
-		if len(found) < step {
-			return nil
-		}
-	}
-	p.through, p.next = at.after, at
-	return nil
-}
-
 // readAgain reads some of the changed records. It reports whether these were the last: then the
 // View was the instant of the backup.
 func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
@@ -285,7 +249,7 @@ func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
 	var rows []*store.Record
 	unread, at := int64(0), ledger.Now()
 
-	err = m.view(ctx, func(tx store.ReadTx) error {
+	err = m.scanner.view(ctx, func(tx store.ReadTx) error {
 		keys := batch
 		all, is := m.changes.with(batch, readAgain)
 		if last = is; last {

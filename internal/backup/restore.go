@@ -32,6 +32,10 @@ type Restored struct {
 // does not open before Delete has ended.
 func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
 	m := &restorer{store: s, ring: ring, stream: reader{r: r}, deletes: deletes, progress: progress}
+	return m.run(ctx)
+}
+
+func (m *restorer) run(ctx context.Context) (*Restored, error) {
 	if err := m.occupy(ctx); err != nil { // first: a place whose restoration has failed must not open as a new vault
 		return nil, err
 	}
@@ -54,8 +58,8 @@ func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, 
 		if err := m.chunk(ctx, number, body); err != nil {
 			return nil, err
 		}
-		if progress != nil {
-			progress(Progress{m.report.Records, m.stream.read})
+		if m.progress != nil {
+			m.progress(Progress{m.report.Records, m.stream.read})
 		}
 	}
 }
@@ -67,6 +71,7 @@ type restorer struct {
 	stream   reader
 	deletes  bool
 	progress func(Progress)
+	moves    uuid.UUID           // the vault that moves into the store; zero: none
 	mark     *ledger.Restoration // as it is stored
 	vault    uuid.UUID
 	keyring  *store.Record // the latest in the stream
@@ -115,7 +120,7 @@ func (m *restorer) head(ctx context.Context) error {
 
 // occupy marks the store, or finds the mark of a restoration.
 func (m *restorer) occupy(ctx context.Context) error {
-	fresh := &ledger.Restoration{ID: uuid.New(), Chunks: 1}
+	fresh := &ledger.Restoration{ID: uuid.New(), Chunks: 1, Vault: m.moves}
 	record := fresh.Next()
 	var able bool
 	err := m.store.Update(ctx, func(tx store.Tx) error {
@@ -142,6 +147,10 @@ func (m *restorer) occupy(ctx context.Context) error {
 		return ErrNoLoader
 	case m.mark == nil:
 		return ErrNotEmpty
+	case m.mark.Vault != m.moves && m.moves == uuid.Nil:
+		return fmt.Errorf("%w: a vault is being moved into it", ErrNotEmpty)
+	case m.mark.Vault != m.moves:
+		return fmt.Errorf("%w: another vault is being restored into it", ErrNotEmpty)
 	}
 	return nil
 }
@@ -149,9 +158,9 @@ func (m *restorer) occupy(ctx context.Context) error {
 // agree compares the mark with the backup, which is written into a mark without one.
 func (m *restorer) agree(ctx context.Context) error {
 	switch {
-	case m.mark.Backup == uuid.Nil:
+	case m.mark.Backup == uuid.Nil || m.moves != uuid.Nil: // each pass of a move begins anew
 		next := *m.mark
-		next.Backup = m.report.Report.ID
+		next.Backup, next.Chunks, next.Ended = m.report.Report.ID, 1, false
 		if err := m.writeMark(ctx, &next, func(store.Tx) {}, nil); err != nil {
 			return err
 		}
@@ -302,6 +311,9 @@ func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restor
 	if err != nil {
 		return nil, err
 	}
+	if m.moves != uuid.Nil && opened.Keys.Fence == nil { // the keyring follows once nothing changes any more
+		return m.reported(e, number), nil
+	}
 	keyring, replaced, err := opened.Renewed(ctx)
 	if err != nil {
 		return nil, err
@@ -321,9 +333,14 @@ func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restor
 		}
 	}
 
+	return m.reported(e, number), nil
+}
+
+// reported returns the report, once the end of the stream was read.
+func (m *restorer) reported(e *end, number uint64) *Restored {
 	m.report.At, m.report.Damaged, m.report.Bytes, m.report.Chunks = e.at, e.damaged, m.stream.read, number+1
 	for _, t := range e.terms {
 		m.report.Terms = append(m.report.Terms, uint32(t))
 	}
-	return &m.report, nil
+	return &m.report
 }

@@ -283,7 +283,7 @@ func (e *Engine) wakeKind(kind store.Kind) {
 
 // Run does background work until ctx ends or Stop is called, and then waits for the jobs
 // under way. Beside it runs also, until its context ends. Failures are logged and tried
-// again. It returns ledger.ErrClosed if the ledger is closed.
+// again. It returns ledger.ErrClosed if the ledger is closed, and ledger.ErrMoved if the vault has moved.
 func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 	defer e.attend(&e.running)()
 	e.neglect.seen()
@@ -312,7 +312,7 @@ func (e *Engine) Run(ctx context.Context, also ...func(context.Context)) error {
 	if e.ledger.Closed() {
 		return ledger.ErrClosed
 	}
-	return nil
+	return e.ledger.Moved()
 }
 
 // begin returns a pool for a task, which end ends.
@@ -376,6 +376,9 @@ func (e *Engine) repeat(ctx context.Context, t *task) {
 			}
 		case err == nil:
 		case errors.Is(err, ledger.ErrClosed):
+			return
+		case errors.Is(err, ledger.ErrMoved):
+			e.Stop()
 			return
 		case ctx.Err() == nil:
 			if time.Since(logged) > time.Minute {

@@ -205,15 +205,17 @@ func TestShares(t *testing.T) {
 		return b.outcome(ctx, j, "done")
 	}
 	inShards(t, 4, do, func(b *bench) {
-		for n := range 120 {
-			b.add(fmt.Sprint(n))
+		for n := range 120 { // every shard has as much work
+			id := uuid.New()
+			id[15] = byte(n)
+			b.addAs(id, fmt.Sprint(n))
 		}
 		ctx, cancel := context.WithCancel(b.Context())
 		ended := make(chan error, 3)
 		for _, e := range []*jobs.Engine{b.engine, b.another(), b.another()} {
 			go func() { ended <- e.Run(ctx) }()
 		}
-		time.Sleep(20 * time.Second) // one process alone takes 30 seconds, three that share at once take 10
+		time.Sleep(25 * time.Second) // one process alone takes 30 seconds, three that share at once take 10
 		synctest.Wait()
 		if b.begun() != 120 {
 			b.Errorf("%d jobs were done", b.begun())
@@ -410,8 +412,10 @@ func TestWaiterDamaged(t *testing.T) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		for n := range 120 {
-			b.add(fmt.Sprint(n))
+		for n := range 120 { // every shard has as much work
+			id := uuid.New()
+			id[15] = byte(n)
+			b.addAs(id, fmt.Sprint(n))
 		}
 		ctx, cancel := context.WithCancel(b.Context())
 		ended := make(chan error, 2)

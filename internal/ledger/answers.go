@@ -28,6 +28,7 @@ type checkedStore struct {
 	mistrust  func(answer string) // called for an answer that cannot be right
 	homes     map[store.Kind]Home
 	keys      func() *seal.Keys // with which an Update begins
+	moved     func() error
 	hashes    map[store.Kind]Hashes
 	followed  atomic.Int64 // when the keys were known to be those of the last step of a rotation, or later
 	conflicts atomic.Int64 // in a row
@@ -67,10 +68,16 @@ var checkedCalls = sync.Pool{New: func() any {
 	c.update = func(tx store.Tx) error {
 		c.tx.begin(tx)
 		c.tx.writes, c.tx.call, c.keys, c.puts, c.vouched = tx, c, c.tx.s.keys(), c.puts[:0], 0
+		if err := c.tx.s.moved(); err != nil {
+			return err
+		}
 		if err := c.writes(&c.tx); err != nil {
 			return err
 		}
-		return c.sealedInTime()
+		if err := c.sealedInTime(); err != nil {
+			return err
+		}
+		return c.heard()
 	}
 	return c
 }}

@@ -77,17 +77,26 @@ func OpenKeyring(ctx context.Context, ring Ring, rec *store.Record) (*StoredKeyr
 
 // Renewed returns the records of the keyring with a new term, under the same key-encryption
 // key, and the key of a record that they replace: two vaults would count the seals of one
-// term separately. A keyring without room for a term stays as it is.
+// term separately. A keyring without room for a term stays as it is. The records have no fence.
 func (k *StoredKeyring) Renewed(ctx context.Context) (records []*store.Record, replaced store.Key, err error) {
 	next := k.Keys.Next(Now(), seal.MaxTerms)
-	if next == nil {
+	count := next != nil
+	switch {
+	case count:
+		next.Fence = nil
+	case k.Keys.Fence == nil:
 		return []*store.Record{k.meta.record()}, store.Key{}, nil
+	default:
+		next = k.Keys.Unfenced()
 	}
 	m := &meta{mode: k.meta.mode, account: k.meta.account, version: k.meta.version + 1}
 	if err := m.seal(ctx, next, k.kek); err != nil {
 		return nil, store.Key{}, err
 	}
-	return []*store.Record{m.record(), mark(next), countRecord(next, 0, 1)}, store.Key{Kind: KindMeta, ID: markID(k.Keys.Generation)}, nil
+	if records = []*store.Record{m.record(), mark(next)}; count {
+		records = append(records, countRecord(next, 0, 1))
+	}
+	return records, store.Key{Kind: KindMeta, ID: markID(k.Keys.Generation)}, nil
 }
 
 // Scrub is the method of store.Scrubber. It reports false if the store does not have it.
@@ -113,4 +122,17 @@ func (l *Ledger) Check(ctx context.Context, place []byte, limit int) (found []st
 		return err
 	}))
 	return found, next, able, err
+}
+
+// Repair is the method of store.Repairer. It reports false if the store does not have it.
+func (l *Ledger) Repair(ctx context.Context, place []byte, limit int) (next []byte, able bool, err error) {
+	if l.closed.Load() {
+		return nil, false, ErrClosed
+	}
+	r, able := l.store.Store.(store.Repairer)
+	if !able {
+		return nil, false, l.View(ctx, func(store.ReadTx) error { return nil })
+	}
+	next, err = r.Repair(ctx, place, limit)
+	return next, true, l.outcome(err)
 }

@@ -24,6 +24,9 @@ type Restoration struct {
 	// Deletes says that the deletions of the time after the backup have still to be repeated.
 	Deletes bool
 
+	// Vault is the vault that moves into the store. It is zero for a vault from a backup.
+	Vault uuid.UUID
+
 	version uint64 // of the record; 0: it is not stored
 }
 
@@ -51,6 +54,7 @@ func (r *Restoration) fields(f *tlv.Fields) {
 	tlv.Uint(f, 3, &r.Chunks)
 	f.Bool(4, &r.Ended)
 	f.Bool(5, &r.Deletes)
+	tlv.ID(f, 6, &r.Vault)
 }
 
 // Next returns the record of the mark for its next Put. It conflicts if another restoration
@@ -69,12 +73,16 @@ func (l *Ledger) frozen(tx store.ReadTx) error {
 	switch {
 	case err != nil || r == nil:
 		return err
+	case !r.Ended && r.Vault != uuid.Nil:
+		return fmt.Errorf("%w: a vault is being moved into the store, or that has failed: repeat the move", ErrFrozen)
 	case !r.Ended:
 		return fmt.Errorf("%w: a backup is being restored into the store, or that has failed: repeat Restore with the same backup", ErrFrozen)
 	case r.Deletes && l.config.Restoring:
 		return nil
 	case r.Deletes:
 		return fmt.Errorf("%w: the deletions after its backup have still to be repeated: repeat Restore with the same backup and the same ledger", ErrFrozen)
+	case r.ID != l.config.Thaw && r.Vault != uuid.Nil:
+		return fmt.Errorf("%w: the move into it has not ended: repeat it. If the former place is lost for good, set Options.Thaw to %v", ErrFrozen, r.ID)
 	case r.ID != l.config.Thaw:
 		return fmt.Errorf("%w: it was restored from a backup: make sure that the vault which was backed up works no more, and set Options.Thaw to %v", ErrFrozen, r.ID)
 	}

@@ -121,10 +121,11 @@ var metaID = uuid.UUID{15: 1}
 
 // Formats of the keyring. Format 1 is replaced when a vault is opened. Format 3 is format 2 with
 // more than one lookup key, so that a program that would search with one of them for all refuses
-// it.
+// it. Format 4 has had a fence, so that a program that does not know fences refuses it.
 const (
 	metaFormat  = 2
 	metaFormat3 = 3
+	metaFormat4 = 4
 )
 
 const (
@@ -199,8 +200,8 @@ func parseMeta(rec *store.Record) (*meta, error) {
 	if err := ReadError(&r); err != nil {
 		return m, err
 	}
-	if m.format > metaFormat3 {
-		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat3)
+	if m.format > metaFormat4 {
+		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat4)
 	}
 	return m, nil
 }
@@ -208,7 +209,10 @@ func parseMeta(rec *store.Record) (*meta, error) {
 // seal sets m to keys, sealed under a new data key that a key-encryption key wraps.
 func (m *meta) seal(ctx context.Context, keys *seal.Keys, kek *KEK) (err error) {
 	m.vault, m.generation, m.keyID = keys.Vault, keys.Generation, kek.KeyID()
-	if m.format = metaFormat; len(keys.Lookups) > 1 {
+	switch m.format = metaFormat; {
+	case keys.Fences > 0:
+		m.format = metaFormat4
+	case len(keys.Lookups) > 1:
 		m.format = metaFormat3
 	}
 	dataKey := make([]byte, seal.KeySize)
@@ -307,6 +311,9 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 // settle checks that the keyring m, which was loaded, is the last one and of this store, and
 // renews it.
 func (l *Ledger) settle(ctx context.Context, m *meta) error {
+	if err := l.back(ctx); err != nil {
+		return err
+	}
 	if err := l.View(ctx, l.frozen); err != nil {
 		return err
 	}
@@ -434,7 +441,7 @@ func (l *Ledger) Follow(ctx context.Context) {
 // Look loads the keyring if another process has written a later one. A process that cannot
 // goes on with the keys that it has, and says so.
 func (l *Ledger) Look(ctx context.Context) {
-	if err := l.reload(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) && l.behind.Now() {
+	if err := l.reload(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrMoved) && l.behind.Now() {
 		l.config.Log.Error("the keyring in the store cannot be loaded", "error", err)
 	}
 }

@@ -68,8 +68,11 @@ type Config struct {
 	// a rotation of hashes but the last ones. Nil: nothing seals records anew.
 	Rotated func(store.Tx) error
 
-	Thaw      uuid.UUID // Restoration.ID of a restored vault that may be opened
-	Restoring bool      // a restored vault is opened to repeat the deletions after its backup
+	// Thaw is Restoration.ID of a restored vault that may be opened, or seal.Fence.Move of a move
+	// that is taken back.
+	Thaw      uuid.UUID
+	Restoring bool // a restored vault is opened to repeat the deletions after its backup
+	Moving    bool // a vault is opened to move it, whether or not it is fenced
 
 	// Mistrust is called for an answer of the store that cannot be right.
 	Mistrust func(answer string)
@@ -91,6 +94,9 @@ type Ledger struct {
 	changing   chan struct{} // holds a token during ChangeKeyring
 	unwrapping unwrapping
 	behind     Seldom // that the keyring in the store cannot be loaded
+	counter    store.Counter
+	lookout    lookout
+	passing    atomic.Bool // the fence does not keep this ledger out
 }
 
 // New returns a Ledger without keys. Call Load before anything else.
@@ -104,6 +110,9 @@ func New(c Config) *Ledger {
 		changing:   make(chan struct{}, 1),
 		unwrapping: unwrapping{turn: make(chan struct{}, 1)},
 	}
+	l.counter, _ = c.Store.(store.Counter)
+	l.passing.Store(c.Moving)
+	l.store.moved = l.Moved
 	l.store.keys = func() *seal.Keys { return l.Box.Keys() }
 	l.ring.Store(&c.Ring)
 	return l

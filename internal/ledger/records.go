@@ -18,6 +18,9 @@ func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if l.closed.Load() {
 		return ErrClosed
 	}
+	if err := l.present(ctx); err != nil {
+		return err
+	}
 	return l.follow(ctx, l.outcome(l.store.View(ctx, uuid.Nil, fn)))
 }
 
@@ -30,6 +33,9 @@ func (a Account) View(ctx context.Context, fn func(store.ReadTx) error) error {
 		if err := a.Usable(ctx); err != nil {
 			return err
 		}
+	}
+	if err := a.present(ctx); err != nil {
+		return err
 	}
 	return a.follow(ctx, a.outcome(a.store.View(ctx, a.ID, fn)))
 }

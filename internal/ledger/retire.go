@@ -169,19 +169,20 @@ func anew(part []byte, present uint32, always bool, open func() ([]byte, error),
 }
 
 // countOf is the id of the record that counts the seals of a term. It is there from the
-// beginning of the term until the term is closed. Each step of a rotation of hashes moves it,
-// so a process with keys of before the step does not find it.
+// beginning of the term until the term is closed. Each step of a rotation of hashes moves it, and
+// each fence, so a process with keys of before the step does not find it.
 func countOf(k *seal.Keys, term uint32) uuid.UUID {
 	id := numbered(1, term)
+	binary.BigEndian.PutUint32(id[4:], k.Fences)
 	binary.BigEndian.PutUint32(id[8:], k.Steps())
 	return id
 }
 
-// moveCounts moves the counts of all terms that are open, in the transaction of a step of a
-// rotation of hashes after which nothing is written with the keys of before. A count that is lost
+// moveCounts moves the counts of all terms that are open, in the transaction of a fence, or of a
+// step of a rotation of hashes after which nothing is written with the keys of before. A count that is lost
 // stays so until RotateKeys begins another.
 func moveCounts(tx store.Tx, former, next *seal.Keys) error {
-	if former.Steps() == next.Steps() {
+	if former.Steps() == next.Steps() && former.Fences == next.Fences {
 		return nil
 	}
 	for _, t := range former.Masters {

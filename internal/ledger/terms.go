@@ -25,6 +25,7 @@ func (l *Ledger) reload(ctx context.Context) error {
 	_, err := l.loadMeta(ctx)
 	if err == nil {
 		l.store.followed.Store(at.UnixNano())
+		err = l.Moved()
 	}
 	return err
 }

@@ -52,7 +52,7 @@ var Step = Adds("step")
 // Update writes in one transaction, when it is the turn of the account at the gate. All
 // writes go through here. fn may be called more than once, and must not seal or open. The
 // records that it puts are sealed anew if their term was closed meanwhile: they must be the
-// same each time.
+// same each time, and no other call may have them.
 func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
 	if a.guarded {
 		fn = a.whileUsable(fn)
@@ -97,8 +97,8 @@ type Auditor interface {
 	// Begin returns the entry of a write, nil for a write without one. An error refuses it.
 	Begin(ctx context.Context, a Account, op Operation, object uuid.UUID) (Entry, error)
 
-	// Admit returns why calls are refused at present, or nil.
-	Admit() error
+	// Admit returns why calls of an account are refused at present, or nil.
+	Admit(account uuid.UUID) error
 
 	// Note records a call that has written nothing. An error refuses it.
 	Note(ctx context.Context, a Account, op Operation, object uuid.UUID, err error) error
@@ -155,12 +155,12 @@ func unaudited(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unauditedKey{}, true)
 }
 
-// Admit returns why calls are refused at present because of the audit log, or nil.
-func (l *Ledger) Admit() error {
-	if l.config.Audit == nil {
+// Admit returns why calls of the account are refused at present because of the audit log, or nil.
+func (a Account) Admit() error {
+	if a.config.Audit == nil {
 		return nil
 	}
-	return l.config.Audit.Admit()
+	return a.config.Audit.Admit(a.ID)
 }
 
 // Put writes one record.

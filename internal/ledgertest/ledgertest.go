@@ -35,26 +35,41 @@ func New(t testing.TB, families ledger.Families) *ledger.Ledger {
 // On is New for a vault in a store.
 func On(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 	t.Helper()
-	return on(t, s, families, func(answer string) { t.Error("the store returned", answer) })
+	return on(t, ledger.Config{Store: s, Families: families, Mistrust: func(answer string) { t.Error("the store returned", answer) }})
 }
 
 // OnLiar is On for a store whose answers may be wrong.
 func OnLiar(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 	t.Helper()
-	return on(t, s, families, func(string) {})
+	return on(t, ledger.Config{Store: s, Families: families, Mistrust: func(string) {}})
 }
 
-func on(t testing.TB, s store.Store, families ledger.Families, mistrust func(answer string)) *ledger.Ledger {
+// Mover is On for a ledger that moves the vault.
+func Mover(t testing.TB, s store.Store) *ledger.Ledger {
 	t.Helper()
-	l := ledger.New(ledger.Config{
-		Store:    s,
-		Ring:     Ring(),
-		ModeName: func(uint8) string { return "test" },
-		Families: families,
-		Log:      slog.New(slog.DiscardHandler),
-		Wrote:    func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {},
-		Mistrust: mistrust,
-	})
+	return on(t, ledger.Config{Store: s, Moving: true, Mistrust: func(string) {}})
+}
+
+// Back is On for a ledger that takes a move back, or the error of Load.
+func Back(t testing.TB, s store.Store, move uuid.UUID) (*ledger.Ledger, error) {
+	t.Helper()
+	return load(t, ledger.Config{Store: s, Thaw: move, Mistrust: func(string) {}})
+}
+
+func on(t testing.TB, c ledger.Config) *ledger.Ledger {
+	t.Helper()
+	l, err := load(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func load(t testing.TB, c ledger.Config) (*ledger.Ledger, error) {
+	c.Ring, c.Log = Ring(), slog.New(slog.DiscardHandler)
+	c.ModeName = func(uint8) string { return "test" }
+	c.Wrote = func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {}
+	l := ledger.New(c)
 
 	first := func() (uuid.UUID, []*store.Record, error) {
 		whole := l.In(uuid.Nil)
@@ -65,8 +80,5 @@ func on(t testing.TB, s store.Store, families ledger.Families, mistrust func(ans
 		r := whole.NewRecord(ledger.KindAccount, row)
 		return whole.Mask(ledger.KindAccount, row), []*store.Record{r}, l.SealShown(r, nil)
 	}
-	if err := l.Load(t.Context(), first); err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return l, l.Load(t.Context(), first)
 }

@@ -46,6 +46,7 @@ func randomKey() Key {
 //		1 number | 2 state | 3 key | 4 created | 5 closed | 6 destroyed | 7 public key
 //	14 wrapping, the present one last:
 //		1 id of the key-encryption key | 2 since
+//	15 number of fences | 16 fence: 1 move | 2 at | 3 opener
 //
 // Numbers and states are big-endian, times in microseconds since 1970. A field that is zero is
 // left out.
@@ -74,6 +75,11 @@ type Keys struct {
 	// Wrappings are the key-encryption keys that wrapped Keys, the present one last. At
 	// most MaxWrappings are kept.
 	Wrappings []Wrapping
+
+	// Fence is not nil while the vault moves to another place, and once it has moved. Fences
+	// counts the fences of before too.
+	Fence  *Fence
+	Fences uint32
 }
 
 // A Series holds the keys of one purpose by number, rising from 1. One of them is active.
@@ -232,6 +238,8 @@ const (
 	tagLookup      = 12
 	tagAudit       = 13
 	tagWrapping    = 14
+	tagFences      = 15
+	tagFence       = 16
 )
 
 // Fields of a Term.
@@ -267,7 +275,7 @@ func (k *Keys) series() []tagged {
 
 // Marshal returns k in clear, to be sealed at once.
 func (k *Keys) Marshal() []byte {
-	b := make([]byte, 0, 64+longest*k.terms()+(maxKeyID+16)*len(k.Wrappings)) // never grown: nothing is left behind
+	b := make([]byte, 0, 160+longest*k.terms()+(maxKeyID+16)*len(k.Wrappings)) // never grown: nothing is left behind
 	b = tlv.Append(b, tagVault, k.Vault[:])
 	b = tlv.AppendUint(b, tagGeneration, uint64(k.Generation))
 
@@ -282,6 +290,10 @@ func (k *Keys) Marshal() []byte {
 
 	for _, w := range k.Wrappings {
 		b = tlv.Append(b, tagWrapping, tlv.AppendTime(tlv.Append(nil, wrappingKeyID, w.KeyID), wrappingSince, w.Since))
+	}
+	b = tlv.AppendUint(b, tagFences, uint64(k.Fences))
+	if k.Fence != nil {
+		b = tlv.Append(b, tagFence, tlv.Encode(k.Fence.fields))
 	}
 	return b
 }
@@ -335,7 +347,7 @@ func ParseKeys(data []byte) (*Keys, error) {
 		series[s.tag] = s.of
 	}
 
-	var generation uint64
+	var generation, fences uint64
 	var bad error
 	r := tlv.Read(data)
 	for r.Next() && bad == nil {
@@ -352,16 +364,20 @@ func ParseKeys(data []byte) (*Keys, error) {
 			var w Wrapping
 			w, bad = parseWrapping(r.Value)
 			k.Wrappings = append(k.Wrappings, w)
+		case r.Tag == tagFences:
+			fences = r.Uint()
+		case r.Tag == tagFence:
+			k.Fence, bad = parseFence(r.Value)
 		}
 	}
 
 	if err := errors.Join(r.Err(), bad); err != nil {
 		return nil, fmt.Errorf("%w: %w", errKeys, err)
 	}
-	if generation > math.MaxUint32 || !k.valid() {
+	if generation > math.MaxUint32 || fences > math.MaxUint32 || k.Fence != nil && fences == 0 || !k.valid() {
 		return nil, errKeys
 	}
-	k.Generation = uint32(generation)
+	k.Generation, k.Fences = uint32(generation), uint32(fences)
 	return k, nil
 }
 

@@ -8,7 +8,7 @@ type Advice struct{ Name, Hurt, Safe, Remedy string }
 
 const (
 	restore   = "restore a backup of before elsewhere, and compare; or delete the record by its id"
-	rebuild   = "back the vault up and restore the backup into an empty store: that makes all indexes anew from the records. If the audit log refuses the backup, open the vault with AuditContinue for it"
+	rebuild   = "repair the vault: that makes all indexes anew from the records. If the store cannot do that, back the vault up and restore the backup into an empty store"
 	safeRows  = "all other records"
 	safeIndex = "the content of all records"
 )

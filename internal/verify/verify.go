@@ -27,6 +27,7 @@ const (
 	pageRows  = 128  // read in one transaction: 8 MiB at most
 	pageKinds = 16   // looked for in one transaction
 	pageIndex = 1024 // records and entries that are compared in one transaction
+	pageMend  = 256  // for which indexes are made anew in one transaction
 	jobsMost  = 256  // erasures that are read with a page
 	looks     = 3    // at a record that changes each time
 )

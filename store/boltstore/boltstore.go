@@ -141,6 +141,7 @@ var (
 	_ store.Counter  = (*Store)(nil)
 	_ store.Watcher  = (*Store)(nil)
 	_ store.Scrubber = (*Store)(nil)
+	_ store.Repairer = (*Store)(nil)
 )
 
 // View implements [store.Store]. It returns store.ErrUnavailable after a failure

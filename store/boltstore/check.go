@@ -173,7 +173,7 @@ func (c *checker) bucket(phase byte, kind store.Kind, last []byte) ([]byte, erro
 	case c.left <= 0:
 		return nonNil(last), nil
 	}
-	c.lists.begin(c.tx, c.fanout, nil)
+	c.lists.begin(c.tx.Bucket, c.fanout, nil)
 	look := [phases]func(store.Kind, []byte, []byte){c.row, c.node, c.due, c.lookup}[phase]
 	index := [phases]store.Index{store.IndexRows, store.IndexList, store.IndexDue, store.IndexLookup}[phase]
 

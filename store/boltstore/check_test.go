@@ -149,6 +149,13 @@ func TestCheckPieces(t *testing.T) {
 			if err := s.Check(t.Context()); !errors.Is(err, store.ErrDamaged) {
 				t.Errorf("Check: %v", err)
 			}
+			if name == "no bucket" { // no Update begins then
+				return
+			}
+			repaired(t, s, nil, 7)
+			if found := checked(t, s, 100); len(found) > 0 {
+				t.Errorf("after Repair: %v", found)
+			}
 		})
 	}
 }

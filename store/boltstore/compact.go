@@ -83,8 +83,12 @@ type table struct {
 	copying *compaction // nil if no compaction is under way
 }
 
-func tableOf(tx *bolt.Tx, name []byte, c *compaction) table {
-	return table{bucket(tx, name), name, c}
+func tableOf(named func([]byte) *bolt.Bucket, name []byte, c *compaction) table {
+	b := named(name)
+	if b == nil {
+		panic(failed{errBuckets})
+	}
+	return table{b, name, c}
 }
 
 func (t table) put(key, value []byte) {
@@ -215,7 +219,7 @@ func (s *Store) tend() (wake <-chan time.Time) {
 // decides whether to compact it.
 func (s *Store) sampled(tx *bolt.Tx) {
 	pages := int(tx.Size()) / tx.DB().Info().PageSize
-	if s.copying != nil || s.config.wasteful == nil || time.Now().Before(s.compactAt) {
+	if s.copying != nil || s.config.wasteful == nil || time.Now().Before(s.compactAt) || s.group.w.rebuild.under {
 		return
 	}
 	err := guarded(func() error {
@@ -229,7 +233,7 @@ func (s *Store) sampled(tx *bolt.Tx) {
 	if err != nil {
 		return // the commit meets the same, or another look does
 	}
-	s.wasteful = s.config.wasteful(&s.sample, pages, s.best)
+	s.wasteful = s.config.wasteful(&s.sample, pages, s.best) || s.group.w.rebuild.spent && runtime.GOOS != "windows"
 }
 
 // beginCompaction has the second file made.
@@ -397,6 +401,9 @@ func (p *part) again(c *compaction) {
 func (p *part) on(c *compaction) bool {
 	buckets := p.from.Cursor()
 	for name, _ := buckets.Seek(c.name); name != nil; name, _ = buckets.Next() {
+		if bytes.Equal(name, spentBucket) {
+			continue
+		}
 		if !bytes.Equal(name, c.name) {
 			c.name, c.key = bytes.Clone(name), nil
 		}

@@ -523,7 +523,7 @@ func TestFormat(t *testing.T) {
 	}
 
 	// A newer format is refused, and the file is left as it is.
-	newer := bytes.ReplaceAll(b, []byte("format\x01"), []byte("format\x02"))
+	newer := bytes.ReplaceAll(b, []byte("format\x01"), []byte("format\x03"))
 	if bytes.Equal(newer, b) {
 		t.Fatal("the format version is not at its place")
 	}

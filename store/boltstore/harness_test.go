@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/uuid"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/cardvault/cardvault/store"
@@ -98,7 +99,32 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 			t.Fatal(err)
 		}
 		return func() {}
+	case storetest.DamagedIndexes:
+		if err := s.h.db.Update(func(tx *bolt.Tx) error { return unlead(tx, s.config, f.Record) }); err != nil {
+			t.Fatal(err)
+		}
+		return func() {}
 	}
+	return nil
+}
+
+// unlead has the indexes of a file lead to another record, which is not there.
+func unlead(tx *bolt.Tx, c config, k store.Key) error {
+	name := rowsBucket(k.Kind)
+	r, err := decodeRow(tx.Bucket(name[:]).Get(k.ID[:]))
+	if err != nil {
+		return err
+	}
+	var x indexes
+	x.begin(tx.Bucket, c.fanout, nil)
+	other := k.ID
+	other[10] ^= 0xff
+	for id, by := range map[uuid.UUID][2]row{k.ID: {r, {}}, other: {{}, r}} {
+		x.setList(k.Kind, id, &by[0], &by[1])
+		x.setDue(k.Kind, id, &by[0], &by[1])
+		x.setLookups(k.Kind, id, &by[0], &by[1])
+	}
+	x.lister.flush()
 	return nil
 }
 

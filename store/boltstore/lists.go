@@ -215,8 +215,8 @@ type trail struct {
 }
 
 // begin starts a transaction.
-func (l *lister) begin(tx *bolt.Tx, f fanout, copying *compaction) {
-	l.lists, l.fanout = tableOf(tx, listsBucket, copying), f
+func (l *lister) begin(named func([]byte) *bolt.Bucket, f fanout, copying *compaction) {
+	l.lists, l.fanout = tableOf(named, listsBucket, copying), f
 	if l.nodes == nil {
 		l.nodes, l.paths = make(map[nodeKey]*node), make(map[listKey]trail)
 	}
@@ -305,13 +305,22 @@ func (l *lister) mustFind(list listKey, id uuid.UUID, class uint8) ([]*node, int
 
 // has reports whether an entry is there.
 func (l *lister) has(list listKey, id uuid.UUID, class uint8) bool {
+	is, found := l.classOf(list, id)
+	return found && is == class
+}
+
+// classOf returns the class of an entry, and whether one of the id is there.
+func (l *lister) classOf(list listKey, id uuid.UUID) (class uint8, found bool) {
 	path := l.find(list, id, false)
 	if path == nil {
-		return false
+		return 0, false
 	}
 	block := path[len(path)-1]
 	i, found := block.entries.search(id)
-	return found && block.entries.class(i) == class
+	if !found {
+		return 0, false
+	}
+	return block.entries.class(i), true
 }
 
 // find returns the nodes that cover id, from the root to a block, or nil if the list is

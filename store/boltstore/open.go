@@ -26,8 +26,12 @@ import (
 
 var formatKey = []byte("format")
 
-// fileFormat is the version of the layout of the file.
-const fileFormat = 1
+// The versions of the layout of the file. While the indexes are made anew, a file has a version
+// of its own: a program that does not know that would not keep the new ones equal to the rows.
+const (
+	fileFormat    = 1
+	rebuildFormat = 2
+)
 
 // initialMmapSize is address space, not memory: with it, growth of the file
 // seldom has to wait for readers. On Windows it would be disk space.
@@ -242,9 +246,9 @@ func (h *handle) verify() error {
 		switch v := meta.Get(formatKey); {
 		case len(v) != 1 || v[0] == 0:
 			return fmt.Errorf("%w: no format version: restore the file from a backup", store.ErrDamaged)
-		case v[0] > fileFormat:
+		case v[0] > rebuildFormat:
 			return fmt.Errorf("%w: the file has version %d, this program knows %d: use a newer program",
-				store.ErrFormat, v[0], fileFormat)
+				store.ErrFormat, v[0], rebuildFormat)
 		}
 
 		for _, name := range [][]byte{listsBucket, dueBucket, lookupBucket} {

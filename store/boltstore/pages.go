@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -48,11 +49,25 @@ func checkPages(file io.ReaderAt, tx *bolt.Tx, leaves bool) error {
 		return err
 	}
 	return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-		if b == nil || b.Root() == 0 { // the bucket is inside the page of its name
+		switch {
+		case bytes.Equal(name, spentBucket): // nothing reads it
 			return nil
+		case bytes.Equal(name, rebuildBucket) && b != nil:
+			if err := p.bucket(b); err != nil {
+				return err
+			}
+			return b.ForEachBucket(func(k []byte) error { return p.bucket(b.Bucket(k)) })
 		}
-		return p.tree(uint64(b.Root()))
+		return p.bucket(b)
 	})
+}
+
+// bucket checks the tree of a bucket.
+func (p *pageChecker) bucket(b *bolt.Bucket) error {
+	if b == nil || b.Root() == 0 { // the bucket is inside the page of its name
+		return nil
+	}
+	return p.tree(uint64(b.Root()))
 }
 
 // tree checks the tree below a page. All its leaves are equally far below.

@@ -561,17 +561,23 @@ func (u *updater) add(o op) {
 // to the rows. Its methods panic on damage, with a failed; the transaction
 // must be dropped then.
 type writer struct {
-	tx          *bolt.Tx
-	copying     *compaction // under way
-	due, lookup table
-	lister      lister
-	undo        []undo
-	wrote       bool
-	kinds       []store.Kind // of the rows that were set
-	full        bool         // there was no room for a commit; kept until the file grows
-	key         []byte       // scratch
+	indexes
+	tx      *bolt.Tx
+	copying *compaction // under way
+	undo    []undo
+	wrote   bool
+	kinds   []store.Kind // of the rows that were set
+	full    bool         // there was no room for a commit; kept until the file grows
+	rebuild rebuild      // of the indexes
 
 	tails [256]*tail // by kind; kept from one transaction to the next
+}
+
+// Indexes are all entries that lead to rows.
+type indexes struct {
+	due, lookup table
+	lister      lister
+	key         []byte // scratch
 }
 
 // An undo restores the previous value of a key.
@@ -583,13 +589,19 @@ type undo struct {
 
 func (w *writer) begin(tx *bolt.Tx, f fanout, copying *compaction) {
 	w.tx, w.copying, w.wrote, w.kinds = tx, copying, false, w.kinds[:0]
-	w.due, w.lookup = tableOf(tx, dueBucket, copying), tableOf(tx, lookupBucket, copying)
-	w.lister.begin(tx, f, copying)
+	w.indexes.begin(tx.Bucket, f, copying)
+	w.rebuild.begin(tx, f)
 	for _, t := range w.tails {
 		if t != nil {
 			t.before = append(t.before[:0], t.bound...)
 		}
 	}
+}
+
+// begin starts a transaction.
+func (x *indexes) begin(named func([]byte) *bolt.Bucket, f fanout, copying *compaction) {
+	x.due, x.lookup = tableOf(named, dueBucket, copying), tableOf(named, lookupBucket, copying)
+	x.lister.begin(named, f, copying)
 }
 
 // apply makes the writes of one function, all or none: what breaks a rule is
@@ -685,6 +697,7 @@ func (w *writer) set(kind store.Kind, id uuid.UUID, old, new row) {
 	w.setList(kind, id, &old, &new)
 	w.setDue(kind, id, &old, &new)
 	w.setLookups(kind, id, &old, &new)
+	w.rebuild.set(kind, id, &old, &new)
 }
 
 // tail returns the tail of a bucket of rows.
@@ -727,51 +740,50 @@ func (w *writer) setRow(kind store.Kind, id uuid.UUID, new row) {
 	rows.put(id[:], new.raw)
 }
 
-func (w *writer) setList(kind store.Kind, id uuid.UUID, old, new *row) {
-	listed := func(r *row) bool { return r.raw != nil && (r.class != 0 || r.parent != uuid.Nil) }
-	switch was, is := listed(old), listed(new); {
+func (x *indexes) setList(kind store.Kind, id uuid.UUID, old, new *row) {
+	switch was, is := old.listed(), new.listed(); {
 	case was && is && old.class != new.class:
-		w.lister.change(keyOfList(kind, new.account, new.parent), id, old.class, new.class)
+		x.lister.change(keyOfList(kind, new.account, new.parent), id, old.class, new.class)
 	case was && !is:
-		w.lister.remove(keyOfList(kind, old.account, old.parent), id, old.class)
+		x.lister.remove(keyOfList(kind, old.account, old.parent), id, old.class)
 	case !was && is:
-		w.lister.insert(keyOfList(kind, new.account, new.parent), id, new.class)
+		x.lister.insert(keyOfList(kind, new.account, new.parent), id, new.class)
 	}
 }
 
-func (w *writer) setDue(kind store.Kind, id uuid.UUID, old, new *row) {
+func (x *indexes) setDue(kind store.Kind, id uuid.UUID, old, new *row) {
 	if old.hasDue && new.hasDue && old.due == new.due && old.class == new.class {
 		return
 	}
 	if old.hasDue {
 		key := keyOfDue(kind, old.due, id)
-		w.due.remove(key[:])
+		x.due.remove(key[:])
 	}
 	if new.hasDue {
 		key := keyOfDue(kind, new.due, id)
 		value := keyOfList(kind, new.account, new.parent)
 		value[17] = new.class
-		w.due.put(key[:], value[:])
+		x.due.put(key[:], value[:])
 	}
 }
 
-func (w *writer) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
+func (x *indexes) setLookups(kind store.Kind, id uuid.UUID, old, new *row) {
 	if bytes.Equal(old.lookups, new.lookups) {
 		return
 	}
 	key := func(hash []byte) []byte {
-		w.key = append(appendLookupKey(w.key[:0], kind, hash), id[:]...)
-		return w.key
+		x.key = append(appendLookupKey(x.key[:0], kind, hash), id[:]...)
+		return x.key
 	}
 	old.eachLookup(func(hash []byte) {
 		if !new.hasLookup(hash) {
-			w.lookup.remove(key(hash))
+			x.lookup.remove(key(hash))
 		}
 	})
 
 	new.eachLookup(func(hash []byte) {
 		if !old.hasLookup(hash) {
-			w.lookup.put(key(hash), nil)
+			x.lookup.put(key(hash), nil)
 		}
 	})
 }

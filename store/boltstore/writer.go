@@ -18,12 +18,14 @@ import (
 	"github.com/cardvault/cardvault/store/internal/queue"
 )
 
-// A call is one Update, or a mending of strays. It is owned by the writing goroutine.
+// A call is one Update, a mending of strays, or a part of a rebuild. It is owned by the writing
+// goroutine.
 type call struct {
 	queue.Call
 	fn     func(store.Tx) error
-	strays []stray // to mend, instead of fn
-	wrote  bool    // has writes in the open transaction
+	strays []stray      // to mend, instead of fn
+	part   func() error // of a rebuild, instead of fn
+	wrote  bool         // has writes in the open transaction
 	tx     updater
 }
 
@@ -155,6 +157,10 @@ func (s *Store) runCall(c *call) {
 		c.wrote = true
 		return
 	}
+	if c.part != nil {
+		s.runPart(c)
+		return
+	}
 
 	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister, fanout: s.config.fanout}, rows: &g.rows}
 	returned := c.Run(func() error {
@@ -221,7 +227,7 @@ func (s *Store) commit() {
 		s.h.allot(g.tx.Size())
 		s.h.pave(g.tx.Size())
 		s.sampled(g.tx)
-		if err := guarded(func() error { g.w.lister.flush(); return g.tx.Commit() }); err != nil {
+		if err := guarded(func() error { g.w.flush(); return g.tx.Commit() }); err != nil {
 			s.commitFailed(err)
 			return
 		}

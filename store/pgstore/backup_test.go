@@ -81,7 +81,8 @@ func TestMove(t *testing.T) {
 		return s
 	}
 
-	v := open(bolt(), uuid.Nil)
+	from := bolt()
+	v := open(from, uuid.Nil)
 	fillMoved(t, v)
 	want := contentOf(t, v)
 	if len(want) < 600 {
@@ -89,22 +90,12 @@ func TestMove(t *testing.T) {
 	}
 	p := pool(t, postgres.Get(t).URL("postgres"))
 	for i, place := range []store.Store{openOne(t, p, divided(t, p, 4)), bolt(), openOne(t, p, schema(t, p)), bolt()} {
-		var stream bytes.Buffer
-		made, err := v.Backup(ctx, &stream, nil)
-		if err == nil {
-			err = v.Close()
+		if i >= 2 {
+			v = restoredInto(t, v, keys, place, open)
+		} else {
+			v = movedInto(t, v, keys, from, place, open)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		restored, err := cardvault.Restore(ctx, place, keys, &stream, nil)
-		if err != nil {
-			t.Fatalf("move %d: %v", i, err)
-		}
-		if restored.Backup.Records != made.Records {
-			t.Errorf("move %d: %d records of %d", i, restored.Backup.Records, made.Records)
-		}
-		v = open(place, restored.ID)
+		from = place
 		is := contentOf(t, v)
 		for n := range max(len(is), len(want)) {
 			if n >= len(is) || n >= len(want) || is[n] != want[n] {
@@ -115,6 +106,46 @@ func TestMove(t *testing.T) {
 	if err := v.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// restoredInto moves a vault by a backup.
+func restoredInto(t *testing.T, v *cardvault.Vault, keys *cardvault.Keyring, place store.Store, open func(store.Store, uuid.UUID) *cardvault.Vault) *cardvault.Vault {
+	t.Helper()
+	var stream bytes.Buffer
+	made, err := v.Backup(t.Context(), &stream, nil)
+	if err == nil {
+		err = v.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored, err := cardvault.Restore(t.Context(), place, keys, &stream, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if restored.Backup.Records != made.Records {
+		t.Errorf("%d records of %d", restored.Backup.Records, made.Records)
+	}
+	return open(place, restored.ID)
+}
+
+// movedInto moves a vault that is open in another process, which then neither writes nor reads.
+func movedInto(t *testing.T, v *cardvault.Vault, keys *cardvault.Keyring, from, place store.Store, open func(store.Store, uuid.UUID) *cardvault.Vault) *cardvault.Vault {
+	t.Helper()
+	if _, err := v.Account(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cardvault.Move(t.Context(), from, place, keys, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.CreateAccount(t.Context(), "late", nil); !errors.Is(err, cardvault.ErrMoved) {
+		t.Errorf("a write in the former place: %v", err)
+	}
+	if _, err := v.Account(t.Context()); !errors.Is(err, cardvault.ErrMoved) {
+		t.Errorf("a read in the former place: %v", err)
+	}
+	_ = v.Close()
+	return open(place, uuid.Nil)
 }
 
 // A noSender takes any target, and delivers nothing.

@@ -18,7 +18,14 @@ import (
 	"github.com/cardvault/cardvault/vaulttest/vaultsuite"
 )
 
-func sixteen() int { return 16 }
+// some returns how many partitions a schema of the suites has. Most of the time goes into
+// building them.
+func some() int {
+	if testing.Short() {
+		return 4
+	}
+	return 16
+}
 
 // A naming store names the account of each record that it has put, as a vault does, unless
 // two accounts were to have the same.
@@ -92,11 +99,11 @@ func (tx namingTx) Delete(kind store.Kind, id uuid.UUID) { tx.at(kind, id).(stor
 // A store with partitions keeps all promises, whether or not calls name the accounts.
 func TestStoreInPartitions(t *testing.T) {
 	t.Run("named", func(t *testing.T) {
-		storetest.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openNaming, sixteen))
+		storetest.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openNaming, some))
 	})
 	if !testing.Short() {
 		t.Run("unnamed", func(t *testing.T) {
-			storetest.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, sixteen))
+			storetest.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, some))
 		})
 	}
 }
@@ -105,7 +112,7 @@ func TestVaultInPartitions(t *testing.T) {
 	if testing.Short() {
 		return // TestVaultReplicas has partitions now and then
 	}
-	vaultsuite.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, sixteen))
+	vaultsuite.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, some))
 }
 
 // In finds, puts and deletes records of the account alone.

@@ -168,6 +168,7 @@ var (
 	_ store.Waker = (*Store)(nil)
 
 	_ store.Snapshotter = (*Store)(nil)
+	_ store.Repairer    = (*Store)(nil)
 )
 
 // New returns a store on a database that [Migrate] has prepared, and starts its goroutines,

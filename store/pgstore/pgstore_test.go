@@ -95,6 +95,11 @@ type placed struct {
 	schema string
 }
 
+// Repair has the store repair itself.
+func (p placed) Repair(ctx context.Context, place []byte, limit int) ([]byte, error) {
+	return p.Store.(store.Repairer).Repair(ctx, place, limit)
+}
+
 // harness is for stores that open opens in a schema.
 func harness(url string, open func(t testing.TB, p *pgxpool.Pool, schema string) store.Store) storetest.Harness {
 	return harnessOf(url, open, func() int { return 0 })
@@ -145,6 +150,11 @@ func fault(t testing.TB, s placed, f storetest.Fault) (mend func()) {
 		return func() { in(`DROP FUNCTION "s".die() CASCADE; ALTER FUNCTION "s".settled RENAME TO settle`) }
 	case storetest.DamagedRecord:
 		in(`UPDATE "s".records SET lookup = '\xff', stamp = stamp + 1 WHERE kind = $1 AND id = $2`, int(f.Record.Kind), f.Record.ID.String())
+		return func() {}
+	case storetest.DamagedIndexes:
+		other := f.Record.ID
+		other[10] ^= 0xff
+		in(`UPDATE "s".lookups SET id = $3 WHERE kind = $1 AND id = $2`, int(f.Record.Kind), f.Record.ID.String(), other.String())
 		return func() {}
 	}
 	return nil

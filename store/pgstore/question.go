@@ -29,9 +29,10 @@ type question struct {
 	scan   store.Kind
 	empty  bool
 	due    store.Kind
-	next   bool // asks for a time only
-	claims bool // locks rows, and skips rows that others have locked
-	desc   bool // the answer is in the reverse of the statement's order
+	next   bool                           // asks for a time only
+	claims bool                           // locks rows, and skips rows that others have locked
+	desc   bool                           // the answer is in the reverse of the statement's order
+	look   func(pgx.Rows) (looked, error) // of a check
 }
 
 type hashKey struct {
@@ -49,12 +50,15 @@ type answer struct {
 	total int64       // of a list; of Empty 1 if there is a record
 	tail  int64       // of a list: records that were counted one by one
 	next  pgtype.Timestamptz
+
+	looked []looked // of a check
 }
 
 // same reports whether two answers show the same state, as far as they reveal it.
 func (a *answer) same(b *answer) bool {
 	return a.total == b.total && slices.Equal(a.keys, b.keys) && a.next.Valid == b.next.Valid && a.next.Time.Equal(b.next.Time) &&
-		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.kind == b.kind && a.id == b.id && a.stamp == b.stamp })
+		slices.EqualFunc(a.rows, b.rows, func(a, b *row) bool { return a.kind == b.kind && a.id == b.id && a.stamp == b.stamp }) &&
+		fmt.Sprint(a.looked) == fmt.Sprint(b.looked)
 }
 
 // statements are the texts of a schema.
@@ -66,6 +70,8 @@ type statements struct {
 	rows                                         string
 	apply, add, lock, arrange, settle, tidy, old string
 	seed, holders, hash                          string
+
+	check checkStatements
 }
 
 // statementsOf returns the statements of a schema for a partition, or for the whole of it.
@@ -136,12 +142,12 @@ func statementsOf(schema string, part int) *statements {
 		s.lookup = strings.Replace(s.lookup, "WHERE l.kind = $1", "WHERE l.account = $4 AND r.account = $4 AND l.kind = $1", 1)
 		s.children = strings.Replace(s.children, "$2", "$2, $3", 1)
 	}
-
 	for _, text := range []*string{&s.get, &s.lookup, &s.due, &s.claim, &s.next, &s.dueOf, &s.claimOf, &s.nextOf, &s.list, &s.hashed,
 		&s.scan, &s.children, &s.empty, &s.rows,
 		&s.apply, &s.add, &s.lock, &s.arrange, &s.settle, &s.tidy, &s.old, &s.seed, &s.holders, &s.hash} {
 		*text = in(schema, builtIn(inPartition(*text, part)))
 	}
+	s.check = checkStatementsOf(schema, part)
 	return s
 }
 
@@ -276,6 +282,14 @@ func (q *question) read(rows pgx.Rows) (*answer, error) {
 	a, s := new(answer), new(scanner)
 	for rows.Next() {
 		switch {
+		case q.look != nil:
+			l, err := q.look(rows)
+			if err != nil {
+				return nil, store.ErrDamaged
+			}
+			a.looked = append(a.looked, l)
+			continue
+
 		case q.next:
 			if rows.Scan(&a.next) != nil {
 				return nil, store.ErrDamaged

@@ -25,7 +25,11 @@ type partReader struct {
 	account uuid.UUID
 }
 
-var _ store.Divided = dividedReader{}
+var (
+	_ store.Divided = dividedReader{}
+	_ store.Checker = dividedReader{}
+	_ store.Checker = (*reader)(nil)
+)
 
 // In implements [store.Divided].
 func (r dividedReader) In(account uuid.UUID) store.ReadTx { return partReader{r.reader, account} }

@@ -31,6 +31,10 @@ func (r *replicas) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return r.next().Update(ctx, fn)
 }
 
+func (r *replicas) Repair(ctx context.Context, place []byte, limit int) ([]byte, error) {
+	return r.next().(store.Repairer).Repair(ctx, place, limit)
+}
+
 func (r *replicas) Close() error {
 	var errs []error
 	for _, s := range r.stores {

@@ -24,6 +24,11 @@ the store works again, all of its writes exist, or none.`,
 	`An unreadable record is ErrDamaged, which differs from an absent and from an empty record. It
 hides no other record: other cards are found, listed and erased in time.`,
 	damagedRecord,
+}, {
+	"RepairDamaged", "Fault",
+	`A Repairer makes its indexes agree with its records, while others write. A record that cannot
+be read keeps its place in lists. Otherwise damage to an index costs a restoration.`,
+	repairsItself,
 }}
 
 // fault brings a fault upon a store, if the harness can.

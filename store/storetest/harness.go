@@ -55,6 +55,10 @@ const (
 	// DamagedRecord: Fault.Record cannot be decoded any more. mend only says that the fault
 	// was caused.
 	DamagedRecord
+
+	// DamagedIndexes: the indexes of a store that is a [store.Repairer] do not lead to
+	// Fault.Record any more, and lead to a record that is not there. mend as for DamagedRecord.
+	DamagedIndexes
 )
 
 // A Fault is the failure that Harness.Fault must cause.

@@ -57,6 +57,8 @@ type logFaults struct {
 	lostHalf  bool
 	damages   func(*reads)
 	neverMend bool
+
+	neverRepairs, hidesDamaged bool
 }
 
 // A logWrite is a Put, or a Delete of a key.
@@ -246,6 +248,31 @@ func (s *logStore) damage(key store.Key) {
 	}
 }
 
+// damageIndexes makes the store pass over a record in lookups, until it is repaired.
+func (s *logStore) damageIndexes(key store.Key) {
+	s.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+		rs, err := tx.Lookup(kind, hash, limit)
+		return slices.DeleteFunc(rs, func(r *store.Record) bool { return r.Kind == key.Kind && r.ID == key.ID }), err
+	}
+	s.repair = func([]byte) ([]byte, error) {
+		if !s.faults.neverRepairs {
+			s.lookup = nil
+		}
+		if s.faults.hidesDamaged {
+			list := s.list
+			s.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+				if list == nil {
+					return tx.List(q)
+				}
+				l, err := list(tx, q)
+				l.Records = slices.DeleteFunc(l.Records, func(r *store.Record) bool { return r.Version == 0 })
+				return l, err
+			}
+		}
+		return nil, nil
+	}
+}
+
 // logHarness is the harness of logStores with faults.
 func logHarness(faults *logFaults) storetest.Harness {
 	if faults.full == nil {
@@ -278,6 +305,9 @@ func logHarness(faults *logFaults) storetest.Harness {
 			l := s.(*logStore)
 			if f.Kind == storetest.DamagedRecord {
 				l.damage(f.Record)
+			}
+			if f.Kind == storetest.DamagedIndexes {
+				l.damageIndexes(f.Record)
 			}
 			l.set(f.Kind, true)
 			return func() { l.set(f.Kind, faults.neverMend) }
@@ -350,6 +380,8 @@ var harnessMutants = []struct {
 			}
 		}
 	}},
+	{"a repair mends nothing", "RepairDamaged", func(_ *storetest.Harness, f *logFaults) { f.neverRepairs = true }},
+	{"a repair takes a damaged record out of lists", "RepairDamaged", func(_ *storetest.Harness, f *logFaults) { f.hidesDamaged = true }},
 	{"a damaged record is missing in lists", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			list := r.list
@@ -427,7 +459,7 @@ func TestHarnessRulesPassWithoutFault(t *testing.T) {
 func TestHarnessWithoutMore(t *testing.T) {
 	h := logHarness(new(logFaults))
 	h.Fault = func(testing.TB, store.Store, storetest.Fault) func() { return nil }
-	for _, name := range []string{"Full", "OutcomeUnknown", "Damaged"} {
+	for _, name := range []string{"Full", "OutcomeUnknown", "Damaged", "RepairDamaged"} {
 		storetest.CheckHarness(t, name, h)
 	}
 }

@@ -34,6 +34,11 @@ that is made of two states has deleted cards, or half of a change.`,
 	`A Checker finds no fault in a store that is whole, after any writes, and goes on from each
 place in another transaction. A false alarm has an operator restore an older state for nothing.`,
 	checksItself,
+}, {
+	"Repair",
+	`A Repairer makes its indexes anew, a part at a time, while others write. They are as before in
+a store that is whole, and Repair goes on from each place in another call.`,
+	repairs,
 }}
 
 // checksItself checks a ReadTx that is a store.Checker. Others have nothing to prove.

@@ -93,6 +93,18 @@ type mutant struct {
 
 	snapshot func(ctx context.Context, fn func(store.ReadTx) error) error
 	check    checkFunc // nil: indexes are not checked
+	repair   func(place []byte) (next []byte, err error)
+}
+
+// Repair does nothing: the indexes are those of the store.
+func (m *mutant) Repair(_ context.Context, place []byte, limit int) (next []byte, err error) {
+	if m.repair != nil {
+		return m.repair(place)
+	}
+	if place != nil {
+		return nil, store.ErrInvalid
+	}
+	return nil, nil
 }
 
 type checkFunc func(place []byte, limit int) ([]store.Disagreement, []byte, error)
@@ -487,6 +499,23 @@ var mutants = []struct {
 	{"a false alarm", "Check", func(m *mutant) {
 		m.check = func([]byte, int) ([]store.Disagreement, []byte, error) {
 			return []store.Disagreement{{Index: store.IndexDue, Fault: store.FaultStray}}, nil, nil
+		}
+	}},
+	{"a repair takes entries away", "Repair", func(m *mutant) {
+		m.repair = func([]byte) ([]byte, error) {
+			m.lookup = func(store.ReadTx, store.Kind, []byte, int) ([]*store.Record, error) { return nil, nil }
+			return nil, nil
+		}
+	}},
+	{"a repair does not end", "Repair", func(m *mutant) {
+		m.repair = func([]byte) ([]byte, error) { return []byte{1}, nil }
+	}},
+	{"a repair begins anywhere", "Repair", func(m *mutant) {
+		m.repair = func([]byte) ([]byte, error) { return nil, nil }
+	}},
+	{"a repair deletes a record", "Repair", func(m *mutant) {
+		m.repair = func([]byte) ([]byte, error) {
+			return nil, m.Store.Update(background, func(tx store.Tx) error { tx.Delete(1, uuid.UUID{3: 2, 6: 0x70, 8: 0x80, 15: 2}); return nil })
 		}
 	}},
 	{"a check that does not go on", "Check", func(m *mutant) {

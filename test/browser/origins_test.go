@@ -68,6 +68,7 @@ func TestStranger(t *testing.T) {
 		p.allow(`status of 404`)
 		p.wantFailure("unavailable", "check_setup")
 		// The right one is accepted without reloading the page.
+		p.do(`patient()`)
 		p.do(`card.setAttribute("base-url", %s)`, r.base)
 		p.await("ready")
 	})

@@ -149,6 +149,7 @@ func TestUnreachable(t *testing.T) {
 	r.wire.await(t, loads+1, "GET", "/frame.html")
 	p.wantFailure("unavailable", "check_setup")
 	r.wire.set(nil)
+	p.do(`patient()`)
 	p.submit()
 	p.await("ready")
 	p.enter()

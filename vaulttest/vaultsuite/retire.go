@@ -252,6 +252,9 @@ func retireRace(t *testing.T, s store.Store) {
 		}
 	})
 
+	for _, v := range vaults { // their records of the audit log have been written then
+		noError(t, v.Close())
+	}
 	v := vaultOn(t, s, nil)
 	must(v.RotateKeys(ctx, nil))(t)
 	drain(t, v)

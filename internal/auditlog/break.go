@@ -1,0 +1,355 @@
+package auditlog
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+const (
+	mostNumber  = 1 << 40 // of a checkpoint that a chain is begun anew behind
+	lookBack    = 64      // damaged checkpoints, one by one, before larger steps
+	mostProved  = 2048    // checkpoints whose records are not counted as unproved
+	mostCounted = 20_000  // unproved records
+)
+
+// errLost is in the error of a transaction that found the end of a chain damaged, or found a
+// checkpoint behind it: then an earlier end was put back.
+var errLost = fmt.Errorf("%w: end of the chain of the audit log", ledger.ErrDamaged)
+
+// errTaken is returned where another record has the place of the next checkpoint. Nobody but
+// somebody who writes rows has put it there, so looking again does not help.
+var errTaken = fmt.Errorf("%w: a record has the place of the next checkpoint of the audit log", ledger.ErrDamaged)
+
+// lostChain begins a chain anew if err says that its record is damaged. rec is the record as it
+// was read, nil if it was not. The error is ErrAgain then.
+//
+// Its account could write no checkpoint otherwise, and its records would never be erased. The
+// checkpoint with the break is written even if no other is missing: who damaged the record of the
+// chain may have removed the last checkpoints before.
+func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Record, err error) error {
+	if !ledger.Unreadable(err) {
+		return err
+	}
+	c, found, err := l.remains(ctx, rows)
+	if err != nil {
+		return err
+	}
+
+	b := &audit.Break{Last: found}
+	if b.Records, err = l.countUnproved(ctx, rows, c, c.latest.Add(-grace), ledger.Now().Add(youth)); err != nil {
+		return err
+	}
+
+	keys := rows.Box.Keys()
+	k := statement(keys, rows.ID, c, &run{broken: b})
+	written, err := k.record(l, rows)
+	if err != nil {
+		return err
+	}
+	own := rec != nil && rec.Account == rows.ID && rec.Parent == uuid.Nil && rec.Version < 1<<62
+	if own { // a process that has read an earlier version must not take this one for it
+		c.record.Version = rec.Version
+	}
+	next, err := c.next(rows, ledger.Now())
+	if err != nil {
+		return err
+	}
+	err = rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
+		if err := ledger.Current(tx, keys); err != nil {
+			return err
+		}
+		if err := stillLost(tx, next, rec); err != nil {
+			return err
+		}
+		if _, err := tx.Get(written.Kind, written.ID); err == nil || ledger.Unreadable(err) {
+			return errTaken
+		} else if !absent(err) {
+			return err
+		}
+		if !own {
+			tx.Delete(next.Kind, next.ID)
+		}
+		tx.Put(next)
+		tx.Put(written)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	l.Log.Error("the end of the chain of the audit log was damaged or missing, and the chain goes on with a break: export the log and verify it",
+		"account", rows.ID, "checkpoint", k.Number, "last", b.Last, "unproved_records", b.Records)
+	if l.sink != nil {
+		l.sink.offer(&k.Checkpoint)
+	}
+	return fmt.Errorf("%w: the chain of the audit log was begun anew", ledger.ErrAgain)
+}
+
+// stillLost returns ErrAgain unless the record of a chain is as it was when the chain was lost.
+func stillLost(tx store.ReadTx, next, rec *store.Record) error {
+	is, err := tx.Get(next.Kind, next.ID)
+	switch {
+	case err != nil && !absent(err) && !ledger.Unreadable(err):
+		return err
+	case (err == nil) != (rec != nil), err == nil && is.Version != rec.Version:
+		return ledger.ErrAgain
+	}
+	return nil
+}
+
+// remains returns the chain of an account as its checkpoints show it, and the number of the last
+// readable checkpoint. The chain ends with the last stored one, which may be damaged.
+func (l *Log) remains(ctx context.Context, rows ledger.Account) (c *chain, found uint64, err error) {
+	if c, err = l.openChain(ctx, rows, nil); err != nil {
+		return nil, 0, err
+	}
+	c.number, err = halve(0, mostNumber, func(n uint64) (bool, error) {
+		above, err := l.present(ctx, rows, n)
+		return above == 0 || above > mostNumber, err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+
+	var k *kept
+	step := uint64(1)
+	for found = c.number; found > 0; found -= min(found, step) {
+		k, err = l.readCheckpoint(ctx, rows, found)
+		if err != nil && !ledger.Unreadable(err) {
+			return nil, 0, err
+		}
+		if err == nil && k != nil {
+			break
+		}
+		if k = nil; c.number-found > lookBack {
+			step *= 2
+		}
+	}
+	if k != nil {
+		c.hash, c.erased, c.latest = k.Hash(), k.Erased, k.At
+	}
+
+	first, err := l.present(ctx, rows, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	if c.swept = c.erased; first > 0 {
+		c.swept = min(c.erased, first-1)
+	}
+	if c.late, err = l.lateness(ctx, rows, c.latest); err != nil {
+		return nil, 0, err
+	}
+	c.signers, err = l.signersOf(ctx, rows, c)
+	return c, found, err
+}
+
+// halve returns the lowest number from low on for which is reports true, and high if
+// no lower one does.
+func halve(low, high uint64, is func(uint64) (bool, error)) (uint64, error) {
+	for low < high {
+		middle := low + (high-low)/2
+		switch found, err := is(middle); {
+		case err != nil:
+			return 0, err
+		case found:
+			high = middle
+		default:
+			low = middle + 1
+		}
+	}
+	return low, nil
+}
+
+// lateness returns by how much checkpoints up to a time can be later than their records: as much as
+// that is later than the oldest record of all.
+func (l *Log) lateness(ctx context.Context, rows ledger.Account, at time.Time) (time.Duration, error) {
+	list, err := l.list(ctx, rows, &store.Query{Kind: l.Kinds.Record, Account: rows.ID, Limit: 1})
+	if err != nil || len(list.Records) == 0 {
+		return 0, err
+	}
+	if at.IsZero() {
+		at = ledger.Now()
+	}
+	return max(0, at.Sub(rowkey.Time(list.Records[0].ID))), nil
+}
+
+// signersOf returns which key has signed the checkpoints of a chain, by halves for each key.
+func (l *Log) signersOf(ctx context.Context, rows ledger.Account, c *chain) (all []signer, err error) {
+	keys := rows.Box.Keys()
+	public := keys.AuditPublic()
+	first := c.swept + 1
+	for i := range public {
+		from := first
+		if i > 0 {
+			from, err = halve(first, c.number+1, func(n uint64) (bool, error) {
+				by, err := l.signerOf(ctx, rows, n, c.number, public)
+				return by >= i, err
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+
+		for len(all) > 0 && all[len(all)-1].first >= from { // it has signed nothing that is left
+			all = all[:len(all)-1]
+		}
+		if from <= c.number {
+			all = append(all, signer{keys.Audits[i].Number, from})
+		}
+	}
+	return all, nil
+}
+
+// signerOf returns the index of the key that has signed the first readable checkpoint from a
+// number on. It is the last index if no checkpoint nearby can be read.
+func (l *Log) signerOf(ctx context.Context, rows ledger.Account, number, last uint64, public []ed25519.PublicKey) (int, error) {
+	for n := number; n <= min(last, number+lookBack); n++ {
+		k, err := l.readCheckpoint(ctx, rows, n)
+		if err != nil && !ledger.Unreadable(err) {
+			return 0, err
+		}
+		for i, key := range public {
+			if err == nil && k != nil && k.SignedBy(key) {
+				return i, nil
+			}
+		}
+	}
+	return len(public) - 1, nil
+}
+
+// chainAsItIs returns the chain of an account and changes nothing: where it is lost, the last
+// checkpoint that can be read is its end.
+func (l *Log) chainAsItIs(ctx context.Context, rows ledger.Account) (*chain, error) {
+	rec, err := l.get(ctx, rows, l.Kinds.Chain, chainID(rows.ID))
+	if err == nil && rec != nil {
+		var c *chain
+		if c, err = l.openChain(ctx, rows, rec); err == nil {
+			return c, nil
+		}
+	}
+	if err != nil && !ledger.Unreadable(err) {
+		return nil, err
+	}
+	c, found, err := l.remains(ctx, rows)
+	if err == nil {
+		c.number = found
+	}
+	return c, err
+}
+
+// promiseAgain returns a damaged promise as the first record of its segment shows it. Without that
+// record, damage comes back: nothing says then which numbers the segment has.
+func (l *Log) promiseAgain(ctx context.Context, rows ledger.Account, row uuid.UUID, damage error) (*promised, error) {
+	rec, err := l.get(ctx, rows, l.Kinds.Record, row)
+	switch {
+	case ledger.Unreadable(err) || err == nil && (rec == nil || rec.Account != rows.ID || rec.Class == classVacant):
+		return nil, damage
+	case err != nil:
+		return nil, err
+	}
+	o, err := l.open(ctx, rows, rec)
+	switch {
+	case ledger.Unreadable(err):
+		return nil, damage
+	case err != nil:
+		return nil, err
+	}
+	l.Log.Error("promise of the audit log is damaged, and made again from the first record of its segment", "account", rows.ID, "error", damage)
+	return &promised{o.Lane, o.first}, nil
+}
+
+// breakOff writes a checkpoint with a break in the place of a damaged promise.
+func (l *Log) breakOff(ctx context.Context, rows ledger.Account, row uuid.UUID) (int, error) {
+	c, err := l.readChain(ctx, rows)
+	if err != nil {
+		return 0, err
+	}
+	b := new(audit.Break)
+	began := rowkey.Time(row)
+	if b.Records, err = l.countUnproved(ctx, rows, c, began, began.Add(youth)); err != nil {
+		return 0, err
+	}
+	if err := l.extend(ctx, rows, 0, &run{low: row, high: row, broken: b}); err != nil {
+		return 0, err
+	}
+	l.Log.Error("a promise of the audit log was damaged, and the chain goes on with a break: export the log and verify it", "account", rows.ID, "unproved_records", b.Records)
+	return 1, nil
+}
+
+// A segmentID names a segment.
+type segmentID struct {
+	lane  uuid.UUID
+	first uint64
+}
+
+// countUnproved counts the records of some time that no readable checkpoint has and no promise is
+// for. Records that cannot be read are among them.
+func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, c *chain, from, to time.Time) (total uint64, err error) {
+	proved := map[segmentID]bool{}
+	for n, end := c.number, c.number-min(c.number, mostProved); n > end && n > c.erased; n-- {
+		k, err := l.readCheckpoint(ctx, rows, n)
+		switch {
+		case err != nil && !ledger.Unreadable(err):
+			return 0, err
+		case err != nil || k == nil:
+			continue
+		}
+		proved[segmentID{k.Lane, k.First}] = k.Lane != uuid.Nil
+		if k.At.Before(from.Add(-grace)) {
+			break
+		}
+	}
+
+	counts, seen := map[segmentID]uint64{}, 0
+	err = l.walk(ctx, rows, rowkey.First(from), rowkey.Last(to), func(rec *store.Record) error {
+		of, err := l.segmentIDOf(ctx, rows, rec)
+		if err != nil {
+			return err
+		}
+		if rec.Class == classVacant || proved[of] {
+			return nil
+		}
+		counts[of]++
+		if seen++; seen == mostCounted {
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return 0, err
+	}
+
+	_, _, promises, err := l.read(ctx, rows)
+	for _, p := range promises {
+		if p.damage == nil {
+			delete(counts, segmentID{p.lane, p.first})
+		}
+	}
+	for _, n := range counts {
+		total += n
+	}
+	return total, err
+}
+
+var errEnough = errors.New("auditlog: counted enough")
+
+// segmentIDOf returns the segment of a record, zero if the record cannot be read.
+func (l *Log) segmentIDOf(ctx context.Context, rows ledger.Account, rec *store.Record) (segmentID, error) {
+	o, err := l.open(ctx, rows, rec)
+	switch {
+	case ledger.Unreadable(err):
+		return segmentID{}, nil
+	case err != nil:
+		return segmentID{}, err
+	}
+	return segmentID{o.Lane, o.first}, nil
+}

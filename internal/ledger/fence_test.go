@@ -1,0 +1,97 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/ledgertest"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+// An uncounted store does not count changes, as one that several processes share.
+type uncounted struct{ store.Store }
+
+// TestFence: a process that has not heard of a fence writes nothing from its commit on, and reads
+// nothing a second later.
+func TestFence(t *testing.T) {
+	var sealed *store.Record
+	update := func(fn func(store.Tx)) func(context.Context, *ledger.Ledger) error {
+		return func(ctx context.Context, l *ledger.Ledger) error {
+			return l.In(l.First).Update(ctx, opSet, func(tx store.Tx) error { fn(tx); return nil })
+		}
+	}
+	for name, call := range map[string]func(context.Context, *ledger.Ledger) error{
+		"sealed":   update(func(tx store.Tx) { tx.Put(sealed) }),
+		"unsealed": update(func(tx store.Tx) { tx.Put(&store.Record{Kind: kindChild, ID: uuid.UUID{1}, Version: 1}) }),
+		"deletion": update(func(tx store.Tx) { tx.Delete(kindChild, uuid.UUID{1}) }),
+		"rotation": func(ctx context.Context, l *ledger.Ledger) error {
+			return l.RotateKeys(ctx, func(store.Tx) error { return nil })
+		},
+		"read": func(ctx context.Context, l *ledger.Ledger) error {
+			time.Sleep(time.Second)
+			return l.View(ctx, func(store.ReadTx) error { return nil })
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
+				stale, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
+				row, err := stale.NewRow()
+				noErr(t, err)
+				sealed = stale.In(stale.First).NewRecord(kindParent, row)
+				noErr(t, stale.SealShown(sealed, []byte("secret")))
+				noErr(t, stale.View(t.Context(), func(store.ReadTx) error { return nil }))
+				_, err = mover.Fence(t.Context())
+				noErr(t, err)
+				if err := call(t.Context(), stale); !errors.Is(err, ledger.ErrMoved) {
+					t.Errorf("%s = %v", name, err)
+				}
+			}
+		})
+	}
+}
+
+// TestFenceTakenBack: a move that was taken back ends, and one that has left is not taken back.
+func TestFenceTakenBack(t *testing.T) {
+	s := memstore.New()
+	ledgertest.On(t, s, nil)
+	mover := ledgertest.Mover(t, s)
+	fence, err := mover.Fence(t.Context())
+	noErr(t, err)
+	back, err := ledgertest.Back(t, s, fence.Move)
+	noErr(t, err)
+	noErr(t, back.In(back.First).Update(t.Context(), opSet, func(tx store.Tx) error {
+		tx.Put(&store.Record{Kind: kindChild, ID: uuid.UUID{1}, Version: 1})
+		return nil
+	}))
+	if err := mover.Leave(t.Context(), fence.Move, uuid.UUID{9}); !errors.Is(err, ledger.ErrMoveEnded) {
+		t.Errorf("leaving a place whose move was taken back: %v", err)
+	}
+
+	second, err := ledgertest.Mover(t, s).Fence(t.Context())
+	noErr(t, err)
+	if second.Move == fence.Move {
+		t.Error("two moves have one id")
+	}
+	again := ledgertest.Mover(t, s)
+	noErr(t, again.Leave(t.Context(), second.Move, uuid.UUID{9}))
+	noErr(t, again.Leave(t.Context(), second.Move, uuid.UUID{9}))
+	if err := again.Leave(t.Context(), second.Move, uuid.UUID{8}); !errors.Is(err, ledger.ErrMoveEnded) {
+		t.Errorf("leaving for a second place: %v", err)
+	}
+	if _, err := ledgertest.Back(t, s, second.Move); !errors.Is(err, ledger.ErrMoved) {
+		t.Errorf("taking back a move that has ended: %v", err)
+	}
+}
+
+func noErr(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
