@@ -392,6 +392,7 @@ var shown = map[string]string{
 	"internal/auditlog.Query.Operation":     "a constant",
 	"internal/auditlog.window.address":      "of a client, and documented as visible",
 	"internal/auditlog.window.error":        "a constant",
+	"internal/backup.block.sum":             "a hash of sealed records",
 	"internal/auditlog.window.operation":    "a constant",
 	"audit.Actor.Address":                   "of the client, and documented as visible",
 	"audit.Actor.Name":                      "chosen by the caller, and documented as visible",

@@ -30,7 +30,7 @@ func some() int {
 // A naming store names the account of each record that it has put, as a vault does, unless
 // two accounts were to have the same.
 type naming struct {
-	store.Store
+	*pgstore.Store
 	mu       sync.Mutex
 	accounts map[store.Key]uuid.UUID // under mu
 	shared   map[store.Key]bool      // under mu
