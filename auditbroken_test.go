@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -100,6 +102,16 @@ func (a *audited) overwrite(r *store.Record) {
 	noErr(a.t, a.store.Update(a.t.Context(), func(tx store.Tx) error { tx.Put(r); return nil }))
 }
 
+// plant puts rows in the places of checkpoints.
+func (a *audited) plant(numbers ...uint64) {
+	a.t.Helper()
+	for _, n := range numbers {
+		r := a.of(auditCheckpoints)[0].Clone()
+		binary.BigEndian.PutUint64(r.ID[8:], n)
+		a.put(r)
+	}
+}
+
 // broken returns the break that Verify names, and the report.
 func (a *audited) broken(kept ...*audit.Checkpoint) *audit.Report {
 	a.t.Helper()
@@ -108,8 +120,7 @@ func (a *audited) broken(kept ...*audit.Checkpoint) *audit.Report {
 	if !errors.As(err, &found) || found.Fault != audit.Broken || len(report.Gaps) == 0 || found.Checkpoint != report.Gaps[0].Checkpoint {
 		a.t.Fatalf("Verify returned %v, report %+v", err, report)
 	}
-	known := []uint64{found.Checkpoint}
-	if _, err := audit.Verify(bytes.NewReader(a.export()), &audit.VerifyOptions{PublicKeys: a.AuditPublicKeys(), Known: known}); err != nil {
+	if _, err := audit.Verify(bytes.NewReader(a.export()), &audit.VerifyOptions{PublicKeys: a.AuditPublicKeys(), Known: report.Gaps}); err != nil {
 		a.t.Errorf("a known break: %v", err)
 	}
 	return report
@@ -149,6 +160,14 @@ func TestAuditChainDamaged(t *testing.T) {
 			a.overwrite(a.of(auditChains)[0])
 			a.spoil(a.of(auditCheckpoints)[3:]...)
 		}, 3, 6},
+		"removed, and rows planted far behind": {func(a *audited, _ *unreadable) {
+			a.remove(a.of(auditChains)[0])
+			a.plant(1<<21, 1<<40, 1<<40+1, 1<<63)
+		}, 0, 0},
+		"removed, and rows planted around the last number that counts": {func(a *audited, _ *unreadable) {
+			a.remove(a.of(auditChains)[0])
+			a.plant(6+1<<20, 7+1<<20)
+		}, 1 << 20, 0},
 		"all of it": {func(a *audited, _ *unreadable) {
 			a.remove(a.of(auditChains)[0])
 			a.spoil(a.of(auditCheckpoints)...)
@@ -232,6 +251,31 @@ func TestAuditChainDamagedRetention(t *testing.T) {
 			}
 		}
 		v.verified()
+		noErr(t, v.Close())
+	})
+}
+
+// TestAuditEndBehindDamage: more checkpoints are damaged than are read at a time, and the record of
+// the chain is removed. The last one that can be read is found behind them.
+func TestAuditEndBehindDamage(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		v := openAudited(t, s, &cardvault.AuditOptions{}, cardvault.Sandbox)
+		for range 160 {
+			v.importCard()
+			time.Sleep(2 * time.Second)
+		}
+		all := v.of(auditCheckpoints)
+		end := binary.BigEndian.Uint64(last(all).ID[8:])
+		for _, r := range all[2 : len(all)-5] {
+			v.overwrite(r)
+		}
+		v.remove(v.of(auditChains)[0])
+		v.importCard()
+		time.Sleep(2 * time.Second)
+		if text := fmt.Sprintf(`"last":%d`, end); !strings.Contains(string(v.export()), text) {
+			t.Errorf("no checkpoint has %s", text)
+		}
 		noErr(t, v.Close())
 	})
 }
@@ -363,6 +407,44 @@ func TestAuditPromiseDamaged(t *testing.T) {
 				noErr(t, v.Close())
 				_ = first.Close()
 			})
+		})
+	}
+}
+
+// TestAuditPromisePutBack: a promise that is put back, or garbage in its place, makes no second
+// checkpoint of its records.
+func TestAuditPromisePutBack(t *testing.T) {
+	for _, garbage := range []bool{false, true} {
+		bubble.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			dying := &killable{Store: s}
+			first := openAudited(t, dying, &cardvault.AuditOptions{}, cardvault.Sandbox)
+			first.importCard()
+			dying.dead.Store(true)
+			v := openAudited(t, s, &cardvault.AuditOptions{}, cardvault.Sandbox)
+			promise := v.of(auditSegments)[0].Clone()
+			time.Sleep(3 * time.Minute)
+			noErr(t, v.Drain(t.Context()))
+			if n := len(v.of(auditSegments)); n != 0 {
+				t.Fatalf("%d promises are left", n)
+			}
+			v.verified()
+
+			if garbage {
+				promise.Version++
+			}
+			noErr(t, s.Update(t.Context(), func(tx store.Tx) error { tx.(store.Loader).Load(promise); return nil }))
+			v.importCard()
+			time.Sleep(2 * time.Second)
+			noErr(t, v.Drain(t.Context()))
+			if n := len(v.of(auditSegments)); n != 0 {
+				t.Errorf("%d promises are left", n)
+			}
+			if report, _ := v.verified(); len(report.Gaps) > 0 { // records that are there twice are a fault
+				t.Errorf("gaps are %+v", report.Gaps)
+			}
+			noErr(t, v.Close())
+			_ = first.Close()
 		})
 	}
 }

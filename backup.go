@@ -77,9 +77,10 @@ type DeletionLedger struct {
 	// Kept are checkpoints of [AuditOptions.Sink], which prove that no export ends too soon.
 	Kept []*audit.Checkpoint
 
-	// Breaks accepts exports with an [audit.Break], which are refused otherwise: a deletion
-	// whose proof is missing there is not repeated.
-	Breaks bool
+	// Known are gaps that [audit.Verify] has reported of the exports, and that were looked into.
+	// An export with any other [audit.Break] is refused: a deletion whose proof is missing there
+	// is not repeated.
+	Known []audit.Gap
 }
 
 func reported(to func(BackupProgress)) func(backup.Progress) {
@@ -190,7 +191,7 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 
 	log := auditlog.New(auditlog.Config{Ledger: v.ledger, Log: v.log, Kinds: auditKinds})
 	d := &backup.Deleter{
-		Exports: l.Exports, PublicKeys: append(v.ledger.Box.Keys().AuditPublic(), l.PublicKeys...), Kept: l.Kept, Breaks: l.Breaks, At: r.Backup.At,
+		Exports: l.Exports, PublicKeys: append(v.ledger.Box.Keys().AuditPublic(), l.PublicKeys...), Kept: l.Kept, Known: l.Known, At: r.Backup.At,
 		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
 			return log.Last(ctx, v.ledger.In(account))
 		},

@@ -30,9 +30,9 @@ type VerifyOptions struct {
 	// passed over.
 	Kept []*Checkpoint
 
-	// Known are numbers of checkpoints with a [Break] that were looked into. Any other break is
-	// a fault.
-	Known []uint64
+	// Known are gaps of an earlier [Report] that were looked into. Any other [Break] is a fault,
+	// and so is a known one that more checkpoints are missing before than then.
+	Known []Gap
 
 	// Each is called with each record whose checkpoint proves it, in the order of the
 	// export. An error ends Verify, which returns it. It may be nil.
@@ -61,10 +61,11 @@ type Report struct {
 
 // A Gap is a place of the chain where a [Break] is.
 type Gap struct {
-	Checkpoint uint64    // with the break
-	At         time.Time // of that checkpoint
-	Missing    uint64    // checkpoints before it that the export does not have
-	Records    uint64    // as Break.Records says
+	Checkpoint uint64            // with the break
+	Hash       [sha256.Size]byte // of that checkpoint, by which VerifyOptions.Known names it
+	At         time.Time         // of that checkpoint
+	Missing    uint64            // checkpoints before it that the export does not have
+	Records    uint64            // as Break.Records says
 }
 
 // maxGaps bounds Report.Gaps.
@@ -148,6 +149,7 @@ type verifier struct {
 	last        *Checkpoint // nil: none yet
 	group       group       // the records of last
 	checkpoints uint64
+	proved      spans
 	broken      *VerifyError // the first break that is not known
 }
 
@@ -340,6 +342,9 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 	if err != nil {
 		return v.fault(Malformed, "digests of the checkpoint cannot be read")
 	}
+	if !v.proved.add(c, digests) {
+		return v.fault(Replayed, "an earlier checkpoint has records of this one")
+	}
 	v.group.begin(digests)
 	if c.Break != nil {
 		v.gap(c, c.Number-want)
@@ -349,13 +354,52 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 
 // gap notes a break, and how many checkpoints before it are missing.
 func (v *verifier) gap(c *Checkpoint, missing uint64) {
+	gap := Gap{c.Number, c.Hash(), c.At, missing, c.Break.Records}
 	if len(v.report.Gaps) < maxGaps {
-		v.report.Gaps = append(v.report.Gaps, Gap{c.Number, c.At, missing, c.Break.Records})
+		v.report.Gaps = append(v.report.Gaps, gap)
 	}
-	if v.broken == nil && !slices.Contains(v.opts.Known, c.Number) {
+	known := slices.ContainsFunc(v.opts.Known, func(k Gap) bool { return k.Hash == gap.Hash && k.Missing >= missing })
+	if v.broken == nil && !known {
 		v.broken = v.fault(Broken, fmt.Sprintf("proof is missing before this checkpoint: %d checkpoints are not there, and %d stored records have none",
 			missing, c.Break.Records))
 	}
+}
+
+// spans are the sequence numbers of each lane that checkpoints have, as long as they are few: a
+// lane has one span, unless a process has died.
+type spans struct {
+	lanes map[uuid.UUID][]span
+	count int
+}
+
+// A span has the numbers from first up to end, which it does not have.
+type span struct{ first, end uint64 }
+
+const maxSpans = 1 << 18 // in memory. Beyond it they start over
+
+// add adds the numbers of a checkpoint. It reports whether no earlier one has any of them. A
+// checkpoint that says of all that they are void may be there twice: its write had an unknown
+// outcome.
+func (s *spans) add(c *Checkpoint, digests [][DigestSize]byte) bool {
+	if !slices.ContainsFunc(digests, func(d [DigestSize]byte) bool { return d != [DigestSize]byte{} }) {
+		return true
+	}
+	if s.lanes == nil || s.count >= maxSpans {
+		*s = spans{lanes: map[uuid.UUID][]span{}}
+	}
+	own := span{c.First, c.First + uint64(len(digests))}
+	all := s.lanes[c.Lane]
+	at, _ := slices.BinarySearchFunc(all, own.first, func(x span, first uint64) int { return cmp.Compare(x.first, first) })
+	if own.end < own.first || at > 0 && all[at-1].end > own.first || at < len(all) && all[at].first < own.end {
+		return false
+	}
+	if at > 0 && all[at-1].end == own.first {
+		all[at-1].end = own.end
+		return true
+	}
+	s.lanes[c.Lane] = slices.Insert(all, at, own)
+	s.count++
+	return true
 }
 
 // record compares a record with the digests of its checkpoint.

@@ -336,10 +336,23 @@ func TestBreak(t *testing.T) {
 		if g := report.Gaps; len(g) != 1 || g[0].Checkpoint != 4 || g[0].Missing != c.missing || g[0].Records != 7 || !g[0].At.Equal(c.log.checkpoints[3-c.missing].At) {
 			t.Errorf("%s: gaps %+v", name, g)
 		}
-		report, err = audit.Verify(bytes.NewReader(export), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Known: []uint64{4}})
+		report, err = audit.Verify(bytes.NewReader(export), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Known: report.Gaps})
 		if err != nil || len(report.Gaps) != 1 {
 			t.Errorf("%s: a known break: %v", name, err)
 		}
+		other := report.Gaps[0]
+		other.Hash[0] ^= 1
+		if _, err = audit.Verify(bytes.NewReader(export), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Known: []audit.Gap{other}}); !errors.As(err, &found) {
+			t.Errorf("%s: another break of this number: %v", name, err)
+		}
+	}
+
+	// Checkpoints that are removed behind a break that was known without that.
+	first, err := verify(broken(1, func(*log) {}).export(t))
+	_, later := audit.Verify(bytes.NewReader(broken(1, without(2, 3)).export(t)), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Known: first.Gaps})
+	var more *audit.VerifyError
+	if err == nil || !errors.As(later, &more) || more.Fault != audit.Broken {
+		t.Errorf("two more are missing before a known break: %v", later)
 	}
 
 	for name, c := range map[string]struct {
@@ -358,6 +371,18 @@ func TestBreak(t *testing.T) {
 		if _, err := verify(c.log.export(t)); !errors.As(err, &found) || found.Fault != c.fault || found.Checkpoint != c.checkpoint {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestTwice exports a log with a second checkpoint of the same records.
+func TestTwice(t *testing.T) {
+	l := newLog()
+	c := l.checkpoints[5]
+	c.Lane, c.First, c.Digests = l.checkpoints[0].Lane, l.checkpoints[0].First, l.checkpoints[0].Digests
+	l.again(5)
+	var found *audit.VerifyError
+	if _, err := verify(l.export(t)); !errors.As(err, &found) || found.Fault != audit.Replayed || found.Checkpoint != 6 {
+		t.Error(err)
 	}
 }
 

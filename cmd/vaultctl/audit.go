@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -132,56 +133,75 @@ func (c *cli) auditKeys() *cobra.Command {
 
 func (c *cli) auditVerify() *cobra.Command {
 	var proof proofFlags
-	var known []uint
 	cmd := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Verify an export, without the vault",
 		Long: "Verify reads an export of the audit log and verifies it, without vault and key. FILE may be - for standard input.\n\n" +
 			"It names the first record that was edited, removed, swapped or added. The exit status is 3 then.\n\n" +
-			"A break is a place where the vault had lost the end of its log through damage, and says so. It is a fault too, until --known-break names its checkpoint.",
+			"A break is a place where the vault had lost the end of its log through damage, and says so. It is a fault too, until --known-break names it.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			keys, kept, err := proof.read()
+			opts, err := proof.read()
 			if err != nil {
 				return err
-			}
-			opts := &audit.VerifyOptions{PublicKeys: keys, Kept: kept}
-			for _, n := range known {
-				opts.Known = append(opts.Known, uint64(n))
 			}
 			return c.verifyExport(cmd.Context(), args[0], opts)
 		},
 	}
 
-	cmd.Flags().UintSliceVar(&known, "known-break", nil, "`number` of a checkpoint whose break was looked into")
 	proof.add(cmd, "; without any, the export is compared with itself")
 	return cmd
 }
 
 // proofFlags name what exports are compared with.
-type proofFlags struct{ keys, kept []string }
+type proofFlags struct{ keys, kept, known []string }
 
 func (p *proofFlags) add(cmd *cobra.Command, more string) {
 	cmd.Flags().StringArrayVar(&p.keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag"+more)
 	cmd.Flags().StringArrayVar(&p.kept, "checkpoints", nil, "`path` of checkpoints that a sink has kept: a file of JSON objects, or a folder of such files")
+	cmd.Flags().StringArrayVar(&p.known, "known-break", nil, "`break` that was looked into, as audit verify names it, each with a flag")
 }
 
-func (p *proofFlags) read() (keys []ed25519.PublicKey, kept []*audit.Checkpoint, err error) {
+func (p *proofFlags) read() (*audit.VerifyOptions, error) {
+	opts := new(audit.VerifyOptions)
 	for _, text := range p.keys {
 		key, err := hex.DecodeString(text)
 		if err != nil || len(key) != ed25519.PublicKeySize {
-			return nil, nil, misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
+			return nil, misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
 		}
-		keys = append(keys, key)
+		opts.PublicKeys = append(opts.PublicKeys, key)
 	}
 	for _, path := range p.kept {
 		more, err := readCheckpoints(path)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		kept = append(kept, more...)
+		opts.Kept = append(opts.Kept, more...)
 	}
-	return keys, kept, nil
+	for _, text := range p.known {
+		gap, err := readGap(text)
+		if err != nil {
+			return nil, err
+		}
+		opts.Known = append(opts.Known, gap)
+	}
+	return opts, nil
+}
+
+// gapText returns the text by which --known-break names a break.
+func gapText(g audit.Gap) string { return fmt.Sprintf("%x:%d", g.Hash, g.Missing) }
+
+func readGap(text string) (g audit.Gap, err error) {
+	sum, missing, _ := strings.Cut(text, ":")
+	hash, err := hex.DecodeString(sum)
+	if err == nil {
+		g.Missing, err = strconv.ParseUint(missing, 10, 64)
+	}
+	if err != nil || len(hash) != len(g.Hash) {
+		return g, misuseError{errors.New("--known-break must be as audit verify prints it, such as 3f…:0")}
+	}
+	copy(g.Hash[:], hash)
+	return g, nil
 }
 
 // verifyExport verifies an export, and shows what is proved.
@@ -208,8 +228,8 @@ func (c *cli) verifyExport(ctx context.Context, path string, opts *audit.VerifyO
 	}
 	var gaps []object
 	for _, g := range report.Gaps {
-		gaps = append(gaps, object{"checkpoint": g.Checkpoint, "at": g.At, "missing_checkpoints": g.Missing, "unproved_records": g.Records})
-		c.note("Break at checkpoint %d, of %s: %d checkpoints are missing before it, and %d stored records have none.", g.Checkpoint, date(g.At), g.Missing, g.Records)
+		gaps = append(gaps, object{"checkpoint": g.Checkpoint, "break": gapText(g), "at": g.At, "missing_checkpoints": g.Missing, "unproved_records": g.Records})
+		c.note("Break at checkpoint %d, of %s: %d checkpoints are missing before it, and %d stored records have none. --known-break %s accepts it.", g.Checkpoint, date(g.At), g.Missing, g.Records, gapText(g))
 	}
 	if gaps != nil {
 		result["breaks"] = gaps

@@ -125,7 +125,6 @@ func readRecipients(texts []string, file string) (all []age.Recipient, err error
 
 func (c *cli) restore() *cobra.Command {
 	var identities, ledger string
-	var breaks bool
 	var proof proofFlags
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
@@ -134,7 +133,7 @@ func (c *cli) restore() *cobra.Command {
 			"The place may be of another sort than the one that was backed up. --key is the key file of the time of the backup.\n\n" +
 			"Each part is verified before it is written. The exit status is 3 if the backup was changed or cut off. After any error restore can be repeated with the same backup.\n\n" +
 			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again, unless --ledger names a folder of audit export --all from after it: " +
-			"tokens, API keys and webhooks whose deletion it has are deleted again. A ledger that was edited or cut off is refused, and one with breaks unless --accept-breaks is there.",
+			"tokens, API keys and webhooks whose deletion it has are deleted again. A ledger that was edited or cut off is refused, and one with breaks unless --known-break names them.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx := c.actor(cmd.Context())
@@ -147,7 +146,6 @@ func (c *cli) restore() *cobra.Command {
 				if opts.Ledger, err = openLedger(ledger, &proof); err != nil {
 					return err
 				}
-				opts.Ledger.Breaks = breaks
 			}
 			in, err := c.openBackup(ctx, args[0])
 			if err != nil {
@@ -164,7 +162,6 @@ func (c *cli) restore() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&identities, "identity", "", "age identity `file` that opens an encrypted backup, such as /dev/fd/3")
 	cmd.Flags().StringVar(&ledger, "ledger", "", "`folder` of audit export --all, from after the backup")
-	cmd.Flags().BoolVar(&breaks, "accept-breaks", false, "read also a ledger with breaks: a deletion whose proof is missing there is not repeated")
 	proof.add(cmd, "; needed only for those of a rotation after the backup")
 	return cmd
 }
@@ -212,10 +209,11 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, in *sour
 
 // openLedger opens the exports in a folder. Each is open while it is read.
 func openLedger(dir string, proof *proofFlags) (l *cardvault.DeletionLedger, err error) {
-	l = new(cardvault.DeletionLedger)
-	if l.PublicKeys, l.Kept, err = proof.read(); err != nil {
+	of, err := proof.read()
+	if err != nil {
 		return nil, err
 	}
+	l = &cardvault.DeletionLedger{PublicKeys: of.PublicKeys, Kept: of.Kept, Known: of.Known}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

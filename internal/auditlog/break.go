@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/audit"
@@ -15,8 +16,9 @@ import (
 )
 
 const (
-	mostNumber  = 1 << 40 // of a checkpoint that a chain is begun anew behind
-	lookBack    = 64      // damaged checkpoints, one by one, before larger steps
+	mostNumber  = 1 << 40 // of a checkpoint that is looked for. No chain gets there by itself
+	mostAhead   = 1 << 20 // numbers behind the last readable checkpoint that a damaged one may have
+	lookBack    = 64      // damaged checkpoints, one by one, before it is given up
 	mostProved  = 2048    // checkpoints whose records are not counted as unproved
 	mostCounted = 20_000  // unproved records
 )
@@ -45,7 +47,7 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 	}
 
 	b := &audit.Break{Last: found}
-	if b.Records, err = l.countUnproved(ctx, rows, c, c.latest.Add(-grace), ledger.Now().Add(youth)); err != nil {
+	if b.Records, err = l.countUnproved(ctx, rows, found, c.erased, c.latest.Add(-grace), ledger.Now().Add(youth)); err != nil {
 		return err
 	}
 
@@ -53,6 +55,11 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 	k := statement(keys, rows.ID, c, &run{broken: b})
 	written, err := k.record(l, rows)
 	if err != nil {
+		return err
+	}
+	_, err = l.readCheckpoint(ctx, rows, k.Number)
+	planted := ledger.Unreadable(err) // too far behind the last one to be of this chain
+	if err != nil && !planted {
 		return err
 	}
 	own := rec != nil && rec.Account == rows.ID && rec.Parent == uuid.Nil && rec.Version < 1<<62
@@ -70,10 +77,14 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 		if err := stillLost(tx, next, rec); err != nil {
 			return err
 		}
-		if _, err := tx.Get(written.Kind, written.ID); err == nil || ledger.Unreadable(err) {
-			return errTaken
-		} else if !absent(err) {
+		switch _, err := tx.Get(written.Kind, written.ID); {
+		case absent(err):
+		case err != nil && !ledger.Unreadable(err):
 			return err
+		case !planted:
+			return errTaken
+		default:
+			tx.Delete(written.Kind, written.ID)
 		}
 		if !own {
 			tx.Delete(next.Kind, next.ID)
@@ -107,38 +118,33 @@ func stillLost(tx store.ReadTx, next, rec *store.Record) error {
 }
 
 // remains returns the chain of an account as its checkpoints show it, and the number of the last
-// readable checkpoint. The chain ends with the last stored one, which may be damaged.
+// readable checkpoint. The chain ends with the last stored one, which may be damaged, unless that
+// is so far behind that only somebody who writes rows can have put it there.
 func (l *Log) remains(ctx context.Context, rows ledger.Account) (c *chain, found uint64, err error) {
 	if c, err = l.openChain(ctx, rows, nil); err != nil {
 		return nil, 0, err
 	}
-	c.number, err = halve(0, mostNumber, func(n uint64) (bool, error) {
-		above, err := l.present(ctx, rows, n)
-		return above == 0 || above > mostNumber, err
-	})
+	k, err := l.lastReadable(ctx, rows)
+	if err != nil {
+		return nil, 0, err
+	}
+	first, err := l.present(ctx, rows, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 
-	var k *kept
-	step := uint64(1)
-	for found = c.number; found > 0; found -= min(found, step) {
-		k, err = l.readCheckpoint(ctx, rows, found)
-		if err != nil && !ledger.Unreadable(err) {
-			return nil, 0, err
-		}
-		if err == nil && k != nil {
-			break
-		}
-		if k = nil; c.number-found > lookBack {
-			step *= 2
-		}
-	}
-	if k != nil {
+	var from uint64
+	switch {
+	case k != nil:
+		found, from = k.Number, k.Number
 		c.hash, c.erased, c.latest = k.Hash(), k.Erased, k.At
+	case first > 0 && first < mostNumber/2:
+		from = first - 1
 	}
-
-	first, err := l.present(ctx, rows, 0)
+	c.number, err = halve(from, from+mostAhead, func(n uint64) (bool, error) {
+		above, err := l.present(ctx, rows, n)
+		return above == 0 || above > from+mostAhead, err
+	})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -150,6 +156,45 @@ func (l *Log) remains(ctx context.Context, rows ledger.Account) (c *chain, found
 	}
 	c.signers, err = l.signersOf(ctx, rows, c)
 	return c, found, err
+}
+
+// lastReadable returns the last checkpoint of an account that can be read, or nil. It is found by
+// halves. Where many are damaged in between, these mislead, so what follows is read on.
+func (l *Log) lastReadable(ctx context.Context, rows ledger.Account) (k *kept, err error) {
+	above := uint64(0)
+	for batches := 0; batches < mostAhead/walkBatch; batches++ {
+		found, err := l.scan(ctx, rows, above, walkBatch)
+		if err != nil {
+			return nil, err
+		}
+		all, err := l.readableOf(ctx, rows, found)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) > 0 {
+			k = last(all)
+			above, err = halve(k.Number, mostNumber, func(n uint64) (bool, error) {
+				found, err := l.scan(ctx, rows, n, lookBack)
+				if err != nil {
+					return false, err
+				}
+				all, err := l.readableOf(ctx, rows, found)
+				if len(all) > 0 && last(all).Number > k.Number {
+					k = last(all)
+				}
+				return len(all) == 0, err
+			})
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if len(found) < walkBatch {
+			break
+		}
+		above = numberOf(last(found))
+	}
+	return k, nil
 }
 
 // halve returns the lowest number from low on for which is reports true, and high if
@@ -258,13 +303,58 @@ func (l *Log) promiseAgain(ctx context.Context, rows ledger.Account, row uuid.UU
 	}
 	o, err := l.open(ctx, rows, rec)
 	switch {
-	case ledger.Unreadable(err):
+	case ledger.Unreadable(err), err == nil && o.Sequence != o.first:
 		return nil, damage
 	case err != nil:
 		return nil, err
 	}
 	l.Log.Error("promise of the audit log is damaged, and made again from the first record of its segment", "account", rows.ID, "error", damage)
 	return &promised{o.Lane, o.first}, nil
+}
+
+// isProved reports whether a checkpoint has the segment of a promise. Then the promise was put back
+// by somebody who writes rows.
+func (l *Log) isProved(ctx context.Context, rows ledger.Account, row uuid.UUID, p *promised) (bool, error) {
+	c, err := l.readChain(ctx, rows)
+	if err != nil {
+		return false, err
+	}
+	n, err := l.since(ctx, rows, c.erased+1, c.number, rowkey.Time(row))
+	if err != nil {
+		return false, err
+	}
+	above := max(n, 2) - 2 // where clocks differ it may be one before
+	for read := 0; read < mostProved && above < c.number; read += scanBatch {
+		found, err := l.scan(ctx, rows, above, scanBatch)
+		if err != nil {
+			return false, err
+		}
+		all, err := l.readableOf(ctx, rows, found)
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(all, func(k *kept) bool { return k.Lane == p.lane && k.First == p.first }) {
+			return true, nil
+		}
+		if len(found) < scanBatch {
+			break
+		}
+		above = numberOf(last(found))
+	}
+	return false, nil
+}
+
+// forget removes a promise whose segment has a checkpoint.
+func (l *Log) forget(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
+	err := rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
+		tx.Delete(rec.Kind, rec.ID)
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	l.Log.Error("a promise of the audit log was there although its records have a checkpoint", "account", rows.ID)
+	return 1, nil
 }
 
 // breakOff writes a checkpoint with a break in the place of a damaged promise.
@@ -275,7 +365,7 @@ func (l *Log) breakOff(ctx context.Context, rows ledger.Account, row uuid.UUID) 
 	}
 	b := new(audit.Break)
 	began := rowkey.Time(row)
-	if b.Records, err = l.countUnproved(ctx, rows, c, began, began.Add(youth)); err != nil {
+	if b.Records, err = l.countUnproved(ctx, rows, c.number, c.erased, began, began.Add(youth)); err != nil {
 		return 0, err
 	}
 	if err := l.extend(ctx, rows, 0, &run{low: row, high: row, broken: b}); err != nil {
@@ -291,11 +381,11 @@ type segmentID struct {
 	first uint64
 }
 
-// countUnproved counts the records of some time that no readable checkpoint has and no promise is
-// for. Records that cannot be read are among them.
-func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, c *chain, from, to time.Time) (total uint64, err error) {
+// countUnproved counts the records of some time that no readable checkpoint up to a number has and
+// no promise is for. Records that cannot be read are among them.
+func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, erased uint64, from, to time.Time) (total uint64, err error) {
 	proved := map[segmentID]bool{}
-	for n, end := c.number, c.number-min(c.number, mostProved); n > end && n > c.erased; n-- {
+	for n, end := number, number-min(number, mostProved); n > end && n > erased; n-- {
 		k, err := l.readCheckpoint(ctx, rows, n)
 		switch {
 		case err != nil && !ledger.Unreadable(err):
@@ -304,6 +394,9 @@ func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, c *chain, 
 			continue
 		}
 		proved[segmentID{k.Lane, k.First}] = k.Lane != uuid.Nil
+		if k.Break != nil { // many numbers before it may have no checkpoint
+			n = min(n, k.Break.Last+1)
+		}
 		if k.At.Before(from.Add(-grace)) {
 			break
 		}

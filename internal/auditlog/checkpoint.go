@@ -226,7 +226,7 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 
 // put writes what goes with the checkpoint of a run.
 func (r *run) put(l *Log, tx store.Tx) error {
-	if r.stored {
+	if r.stored || r.broken != nil {
 		// Without its promise it has a checkpoint: of another process, or one whose outcome was
 		// unknown.
 		switch _, err := tx.Get(l.Kinds.Segment, r.low); {
@@ -323,6 +323,12 @@ func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Reco
 	}
 	if err != nil {
 		return 0, err
+	}
+	switch is, err := l.isProved(ctx, rows, rec.ID, p); {
+	case err != nil:
+		return 0, err
+	case is:
+		return l.forget(ctx, rows, rec)
 	}
 	found, err := l.segmentOf(ctx, rows, rec.ID, p)
 	if err != nil {
@@ -463,22 +469,32 @@ func (l *Log) erase(ctx context.Context, rows ledger.Account, _ *store.Record) (
 	return 1, l.extend(ctx, rows, old)
 }
 
-// readable returns number and time of a readable checkpoint, the first one from a number on or a
-// later one, with growing steps over a gap. Without any the number is above the last, and the
-// time is the latest of the chain.
+// readable returns number and time of the first readable checkpoint from a number on. Without any
+// the number is above the last, and the time is the latest of the chain.
 func (l *Log) readable(ctx context.Context, rows ledger.Account, c *chain, number uint64) (uint64, time.Time, error) {
-	for step := uint64(1); number <= c.number; step *= 2 {
-		k, err := l.readCheckpoint(ctx, rows, number)
-		switch {
-		case err != nil && !ledger.Unreadable(err):
+	for limit, above := 1, number-1; above < c.number; limit = scanBatch {
+		found, err := l.scan(ctx, rows, above, limit)
+		if err != nil {
 			return 0, time.Time{}, err
-		case err == nil && k != nil:
-			return number, k.At, nil
 		}
-		number += step
+		all, err := l.readableOf(ctx, rows, found)
+		if err != nil {
+			return 0, time.Time{}, err
+		}
+		if len(all) > 0 && all[0].Number <= c.number {
+			return all[0].Number, all[0].At, nil
+		}
+		if len(found) < limit {
+			break
+		}
+		above = numberOf(last(found))
 	}
 	return c.number + 1, cmp.Or(c.latest, ledger.Now()), nil
 }
+
+const scanBatch = 64 // checkpoints of a read
+
+func last[T any](s []T) T { return s[len(s)-1] }
 
 // later writes when there is something to erase next.
 func (l *Log) later(ctx context.Context, rows ledger.Account, c *chain, due time.Time) error {
@@ -499,6 +515,16 @@ func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int,
 		k = nil
 	case err != nil:
 		return 0, err
+	case k == nil: // numbers that a break has left out may be many
+		next, err := l.present(ctx, rows, c.swept)
+		if err != nil {
+			return 0, err
+		}
+		gone := c.erased
+		if next > 0 {
+			gone = min(gone, next-1)
+		}
+		c.swept = max(c.swept, gone-1) // and one more below
 	}
 	var old []uuid.UUID
 	if k != nil && k.Lane != uuid.Nil {

@@ -337,16 +337,40 @@ func checkpointID(account uuid.UUID, number uint64) uuid.UUID {
 // present returns the number of the first stored checkpoint of an account above a number, or 0.
 // The checkpoint may be damaged.
 func (l *Log) present(ctx context.Context, rows ledger.Account, above uint64) (number uint64, err error) {
+	found, err := l.scan(ctx, rows, above, 1)
+	if err != nil || len(found) == 0 {
+		return 0, err
+	}
+	return numberOf(found[0]), nil
+}
+
+// scan returns the next stored checkpoints of an account above a number. They may be damaged.
+func (l *Log) scan(ctx context.Context, rows ledger.Account, above uint64, limit int) (found []*store.Record, err error) {
 	after := checkpointID(rows.ID, above)
-	err = rows.View(ctx, func(tx store.ReadTx) error {
-		found, err := tx.Scan(l.Kinds.Checkpoint, after, 1)
-		number = 0
-		if len(found) > 0 && bytes.Equal(found[0].ID[:8], after[:8]) {
-			number = binary.BigEndian.Uint64(found[0].ID[8:])
+	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
+		found, err = tx.Scan(l.Kinds.Checkpoint, after, limit)
+		if len(found) > 0 && ledger.Unreadable(err) {
+			err = nil
 		}
 		return err
 	})
-	return number, err
+	return slices.DeleteFunc(found, func(r *store.Record) bool { return !bytes.Equal(r.ID[:8], after[:8]) }), err
+}
+
+func numberOf(checkpoint *store.Record) uint64 { return binary.BigEndian.Uint64(checkpoint.ID[8:]) }
+
+// readableOf returns the checkpoints of some records that can be read.
+func (l *Log) readableOf(ctx context.Context, rows ledger.Account, found []*store.Record) (all []*kept, err error) {
+	for _, rec := range found {
+		k, err := l.openCheckpoint(ctx, rows, rec)
+		switch {
+		case err == nil && k.Number == numberOf(rec):
+			all = append(all, k)
+		case err != nil && !ledger.Unreadable(err):
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 const (
@@ -381,6 +405,10 @@ func (l *Log) readCheckpoint(ctx context.Context, rows ledger.Account, number ui
 	if err != nil || rec == nil {
 		return nil, err
 	}
+	return l.openCheckpoint(ctx, rows, rec)
+}
+
+func (l *Log) openCheckpoint(ctx context.Context, rows ledger.Account, rec *store.Record) (*kept, error) {
 	r, err := rows.Read(ctx, rec)
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ type Deleter struct {
 	Exports    []io.ReadSeeker // of the audit log, one for each account
 	PublicKeys []ed25519.PublicKey
 	Kept       []*audit.Checkpoint
-	Breaks     bool // exports may have breaks
+	Known      []audit.Gap // breaks that exports may have
 
 	At       time.Time   // of the backup
 	Accounts []uuid.UUID // of the vault
@@ -101,15 +101,12 @@ func (d *Deleter) read(export io.ReadSeeker, opts audit.VerifyOptions, report *a
 	if _, err := export.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	opts.PublicKeys = d.PublicKeys
+	opts.PublicKeys, opts.Known = d.PublicKeys, d.Known
 	r, err := audit.Verify(export, &opts)
 	if report != nil {
 		*report = *r
 	}
-	if wrong, ok := errors.AsType[*audit.VerifyError](err); ok {
-		if d.Breaks && wrong.Fault == audit.Broken {
-			return nil
-		}
+	if _, ok := errors.AsType[*audit.VerifyError](err); ok {
 		err = fmt.Errorf("%w: %w", ledger.ErrDamaged, err)
 	}
 	return err
