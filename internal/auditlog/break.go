@@ -385,7 +385,7 @@ type segmentID struct {
 // no promise is for. Records that cannot be read are among them.
 func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, erased uint64, from, to time.Time) (total uint64, err error) {
 	proved := map[segmentID]bool{}
-	for n, end := number, number-min(number, mostProved); n > end && n > erased; n-- {
+	for n, read := number, 0; n > erased && read < mostProved; n, read = n-1, read+1 {
 		k, err := l.readCheckpoint(ctx, rows, n)
 		switch {
 		case err != nil && !ledger.Unreadable(err):
