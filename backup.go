@@ -101,9 +101,9 @@ func reported(to func(BackupProgress)) func(backup.Progress) {
 // store is damaged or full, a backup goes on without that record, also with [AuditRefuse]: the
 // error log says so, and the audit log counts it as soon as it can. opts may be nil.
 //
-// Errors: [ErrUnavailable] without that record for another reason, or if records change faster than w takes the stream; ErrNotEnabled for a
-// store that is neither a Snapshotter nor a [store.Watcher], or one of w. Then the stream is
-// incomplete. ErrDamaged with a report is returned for a complete stream, in which records
+// Errors: [ErrUnavailable] without that record for another reason, or if records change faster
+// than w takes the stream; ErrNotEnabled for a store that is neither a Snapshotter nor a
+// [store.Watcher], or one of w. Then the stream is incomplete. ErrDamaged with a report is returned for a complete stream, in which records
 // are missing because the store cannot read them.
 func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_ *BackupReport, err error) {
 	defer v.doing(ctx, "back up", &err)
