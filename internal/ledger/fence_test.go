@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/ledgertest"
 	"github.com/cardvault/cardvault/store"
@@ -38,7 +38,7 @@ func TestFence(t *testing.T) {
 			return l.View(ctx, func(store.ReadTx) error { return nil })
 		},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
 				stale, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
 				row, err := stale.NewRow()
