@@ -171,6 +171,7 @@ func (p *proofFlags) read() (*audit.VerifyOptions, error) {
 		}
 		opts.PublicKeys = append(opts.PublicKeys, key)
 	}
+
 	for _, path := range p.kept {
 		more, err := readCheckpoints(path)
 		if err != nil {
@@ -192,8 +193,8 @@ func (p *proofFlags) read() (*audit.VerifyOptions, error) {
 func gapText(g audit.Gap) string { return fmt.Sprintf("%x:%d", g.Hash, g.Missing) }
 
 func readGap(text string) (g audit.Gap, err error) {
-	sum, missing, _ := strings.Cut(text, ":")
-	hash, err := hex.DecodeString(sum)
+	digits, missing, _ := strings.Cut(text, ":")
+	hash, err := hex.DecodeString(digits)
 	if err == nil {
 		g.Missing, err = strconv.ParseUint(missing, 10, 64)
 	}

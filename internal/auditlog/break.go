@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	mostNumber  = 1 << 40 // of a checkpoint that is looked for. No chain gets there by itself
+	mostNumber  = 1 << 40 // of a checkpoint that is looked for: more than a chain has in its life
 	mostAhead   = 1 << 20 // numbers behind the last readable checkpoint that a damaged one may have
 	lookBack    = 64      // damaged checkpoints, one by one, before it is given up
 	mostProved  = 2048    // checkpoints whose records are not counted as unproved
@@ -27,8 +27,8 @@ const (
 // checkpoint behind it: then an earlier end was put back.
 var errLost = fmt.Errorf("%w: end of the chain of the audit log", ledger.ErrDamaged)
 
-// errTaken is returned where another record has the place of the next checkpoint. Nobody but
-// somebody who writes rows has put it there, so looking again does not help.
+// errTaken is returned where another record has the place of the next checkpoint. A writer of rows
+// has put it there, so looking again does not help.
 var errTaken = fmt.Errorf("%w: a record has the place of the next checkpoint of the audit log", ledger.ErrDamaged)
 
 // lostChain begins a chain anew if err says that its record is damaged. rec is the record as it
@@ -119,7 +119,7 @@ func stillLost(tx store.ReadTx, next, rec *store.Record) error {
 
 // remains returns the chain of an account as its checkpoints show it, and the number of the last
 // readable checkpoint. The chain ends with the last stored one, which may be damaged, unless that
-// is so far behind that only somebody who writes rows can have put it there.
+// is so far behind that only a writer of rows can have put it there.
 func (l *Log) remains(ctx context.Context, rows ledger.Account) (c *chain, found uint64, err error) {
 	if c, err = l.openChain(ctx, rows, nil); err != nil {
 		return nil, 0, err
@@ -171,16 +171,17 @@ func (l *Log) lastReadable(ctx context.Context, rows ledger.Account) (k *kept, e
 		if err != nil {
 			return nil, err
 		}
+
 		if len(all) > 0 {
-			k = last(all)
+			k = all[len(all)-1]
 			above, err = halve(k.Number, mostNumber, func(n uint64) (bool, error) {
 				found, err := l.scan(ctx, rows, n, lookBack)
 				if err != nil {
 					return false, err
 				}
 				all, err := l.readableOf(ctx, rows, found)
-				if len(all) > 0 && last(all).Number > k.Number {
-					k = last(all)
+				if len(all) > 0 && all[len(all)-1].Number > k.Number {
+					k = all[len(all)-1]
 				}
 				return len(all) == 0, err
 			})
@@ -192,7 +193,7 @@ func (l *Log) lastReadable(ctx context.Context, rows ledger.Account) (k *kept, e
 		if len(found) < walkBatch {
 			break
 		}
-		above = numberOf(last(found))
+		above = numberOf(found[len(found)-1])
 	}
 	return k, nil
 }
@@ -312,8 +313,8 @@ func (l *Log) promiseAgain(ctx context.Context, rows ledger.Account, row uuid.UU
 	return &promised{o.Lane, o.first}, nil
 }
 
-// isProved reports whether a checkpoint has the segment of a promise. Then the promise was put back
-// by somebody who writes rows.
+// isProved reports whether a checkpoint has the segment of a promise. Then a writer of rows has
+// put the promise back.
 func (l *Log) isProved(ctx context.Context, rows ledger.Account, row uuid.UUID, p *promised) (bool, error) {
 	c, err := l.readChain(ctx, rows)
 	if err != nil {
@@ -323,6 +324,7 @@ func (l *Log) isProved(ctx context.Context, rows ledger.Account, row uuid.UUID, 
 	if err != nil {
 		return false, err
 	}
+
 	above := max(n, 2) - 2 // where clocks differ it may be one before
 	for read := 0; read < mostProved && above < c.number; read += scanBatch {
 		found, err := l.scan(ctx, rows, above, scanBatch)
@@ -339,7 +341,7 @@ func (l *Log) isProved(ctx context.Context, rows ledger.Account, row uuid.UUID, 
 		if len(found) < scanBatch {
 			break
 		}
-		above = numberOf(last(found))
+		above = numberOf(found[len(found)-1])
 	}
 	return false, nil
 }

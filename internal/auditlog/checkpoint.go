@@ -487,14 +487,12 @@ func (l *Log) readable(ctx context.Context, rows ledger.Account, c *chain, numbe
 		if len(found) < limit {
 			break
 		}
-		above = numberOf(last(found))
+		above = numberOf(found[len(found)-1])
 	}
 	return c.number + 1, cmp.Or(c.latest, ledger.Now()), nil
 }
 
 const scanBatch = 64 // checkpoints of a read
-
-func last[T any](s []T) T { return s[len(s)-1] }
 
 // later writes when there is something to erase next.
 func (l *Log) later(ctx context.Context, rows ledger.Account, c *chain, due time.Time) error {
