@@ -39,7 +39,8 @@ type MoveReport struct {
 // two places, and thaws the new one if they agree. The new place has a new term of the keys.
 //
 // From the fence on, which is durable, the former place refuses each write in its transaction, and
-// each read within a second, in every process. Calls there return [ErrMoved], and so does Open.
+// each read within a second, in every process that can open the new keyring. One that cannot, such
+// as without its KMS, may go on reading, so end it. Two moves must not run at a time. Calls there return [ErrMoved], and so does Open.
 // Run returns it too. MoveReport.Pause is the time between the fence and the thaw, when no place
 // works: start the programs anew with the new store.
 //

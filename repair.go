@@ -47,7 +47,7 @@ type RepairReport struct {
 	// all is done. It has keys of rows and hashes, as the store shows them.
 	Position string
 
-	Mended bool // the indexes agree with the records that Left does not name
+	Mended bool // the indexes were made anew; without an error they agree with the records that Left does not name
 }
 
 // Repair looks for damage as [Vault.Verify] does. If an index does not agree with the records,
