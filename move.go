@@ -11,6 +11,7 @@ import (
 	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/backup"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -39,10 +40,10 @@ type MoveReport struct {
 // two places, and thaws the new one if they agree. The new place has a new term of the keys.
 //
 // From the fence on, which is durable, the former place refuses each write in its transaction, and
-// each read within a second, in every process that can open the new keyring. One that cannot, such
-// as without its KMS, may go on reading, so end it. Two moves must not run at a time. Calls there return [ErrMoved], and so does Open.
-// Run returns it too. MoveReport.Pause is the time between the fence and the thaw, when no place
-// works: start the programs anew with the new store.
+// each read a second later and once the process has opened the new keyring. Calls there return
+// [ErrMoved], or [ErrUnavailable] in a process that cannot open it, and so does Open. Run returns
+// ErrMoved too. MoveReport.Pause is the time between the fence and the thaw, when no place works:
+// start the programs anew with the new store.
 //
 // If Move ends early, repeat it with the same stores: it goes on. Instead, before the last
 // step, [Options.Thaw] takes it back: the error of the former place names the ID. The vault works in
@@ -133,8 +134,7 @@ func (m *move) run(ctx context.Context) error {
 	m.mover = &backup.Mover{From: m.ledger, To: m.to, Ring: m.keys.ring(), Progress: reported(m.opts.Progress)}
 	fence := m.ledger.Box.Keys().Fence
 	if fence != nil && fence.Opener != uuid.Nil {
-		m.report.ID = fence.Move
-		return m.arrive(ctx, fence.Opener)
+		return m.follow(ctx, fence)
 	}
 
 	if err := m.mover.Occupy(ctx); err != nil {
@@ -151,6 +151,9 @@ func (m *move) run(ctx context.Context) error {
 		return err
 	}
 	m.closeAudit() // its last checkpoint moves too
+	if fence.Opener != uuid.Nil {
+		return m.follow(ctx, fence) // another call has left the place meanwhile
+	}
 
 	restored, err := m.mover.Copy(ctx)
 	if err != nil {
@@ -166,6 +169,27 @@ func (m *move) run(ctx context.Context) error {
 	err = m.arrive(ctx, restored.ID)
 	m.report.ID, m.report.Copied, m.report.Pause = fence.Move, restored.Records, ledger.Now().Sub(fence.At)
 	return err
+}
+
+// follow ends a move whose fence is final. A second call may have begun a copy of its own before it
+// knew of that, and have died: then the new place is incomplete, and is copied once more.
+func (m *move) follow(ctx context.Context, fence *seal.Fence) error {
+	m.report.ID = fence.Move
+	mark, err := m.mover.Arrived(ctx)
+	if err != nil {
+		return err
+	}
+	if mark != nil && mark.ID == fence.Opener && !mark.Ended {
+		restored, err := m.mover.Copy(ctx)
+		if err != nil {
+			return err
+		}
+		if m.report.Records, err = m.mover.Compare(ctx); err != nil {
+			return err
+		}
+		m.report.Copied = restored.Records
+	}
+	return m.arrive(ctx, fence.Opener)
 }
 
 // arrive thaws the new place of a vault that has left the former one.

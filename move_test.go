@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/backuptest"
 	"github.com/cardvault/cardvault/internal/keyfile"
+	inside "github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -312,6 +314,81 @@ func (l *ledgered) afterKill(t *testing.T, step int, from, to store.Store, befor
 		}
 	}
 	noErr(t, errors.Join(from.Close(), to.Close()))
+}
+
+// A keepsMark store keeps the mark of a restoration.
+type keepsMark struct {
+	store.Store
+	on atomic.Bool
+}
+
+func (s *keepsMark) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		w := &keepsMarkTx{Tx: tx}
+		if err := fn(w); err != nil {
+			return err
+		}
+		if w.thaws && s.on.Load() {
+			return store.ErrUnavailable
+		}
+		return nil
+	})
+}
+
+type keepsMarkTx struct {
+	store.Tx
+	thaws bool
+}
+
+func (tx *keepsMarkTx) Load(r *store.Record) { tx.Tx.(store.Loader).Load(r) }
+
+func (tx *keepsMarkTx) Delete(kind store.Kind, id uuid.UUID) {
+	tx.thaws = tx.thaws || inside.IsRestoration(&store.Record{Kind: kind, ID: id})
+	tx.Tx.Delete(kind, id)
+}
+
+// TestMoveFollows: another move has begun a copy just as the first one left the former place, and
+// has died. The move goes on nevertheless, and until then no place opens.
+func TestMoveFollows(t *testing.T) {
+	from, to := memstore.New(), &keepsMark{Store: memstore.New()}
+	l := &ledgered{backedUp: backedUp{store: from}}
+	l.fillAll(t)
+	to.on.Store(true)
+	if _, err := moveInto(t, from, to); !errors.Is(err, cardvault.ErrUnavailable) {
+		t.Fatalf("Move = %v", err)
+	}
+	keys := mustKeyBytes(t, goldenKey())
+	_, err := cardvault.New(t.Context(), from, keys, movedOptions(t, uuid.Nil))
+	opener := idIn(err, "Options.Thaw ")
+	if opener == uuid.Nil {
+		t.Fatalf("the former place: %v", err)
+	}
+
+	noErr(t, to.Update(t.Context(), func(tx store.Tx) error {
+		mark, err := inside.RestorationOf(tx)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Scan(inside.KindMeta, uuid.Nil, 100)
+		for _, r := range rows {
+			if !inside.IsRestoration(r) {
+				tx.Delete(r.Kind, r.ID)
+			}
+		}
+		mark.Ended = false
+		tx.Put(mark.Next())
+		return err
+	}))
+	to.on.Store(false)
+	if _, err := cardvault.New(t.Context(), to, keys, movedOptions(t, opener)); !errors.Is(err, cardvault.ErrFrozen) {
+		t.Errorf("the incomplete place = %v", err)
+	}
+	_, err = moveInto(t, from, to)
+	noErr(t, err)
+	v, err := cardvault.New(t.Context(), to, keys, movedOptions(t, uuid.Nil))
+	noErr(t, err)
+	l.gone(t, v, true)
+	noErr(t, v.Close())
 }
 
 // TestMoveRefused: a move that cannot end fences nothing.

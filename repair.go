@@ -47,7 +47,7 @@ type RepairReport struct {
 	// all is done. It has keys of rows and hashes, as the store shows them.
 	Position string
 
-	Mended bool // the indexes were made anew; without an error they agree with the records that Left does not name
+	Mended bool // the indexes agree with the records that Left does not name: the last comparison has ended
 }
 
 // Repair looks for damage as [Vault.Verify] does. If an index does not agree with the records,
@@ -107,6 +107,6 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 	}
 	v.whole().rows.Logged(ctx, opRepair, uuid.Nil, err)
 	return &RepairReport{
-		Records: records, Found: found.all(), Left: left.all(), Position: at.String(), Mended: at.Stage > verify.Mending && !at.At.Unable,
+		Records: records, Found: found.all(), Left: left.all(), Position: at.String(), Mended: at.Stage == verify.Repaired && !at.At.Unable,
 	}, err
 }

@@ -107,7 +107,14 @@ func (l *Ledger) Moved() error {
 type lookout struct {
 	at      atomic.Int64  // when it has looked last
 	changes atomic.Uint64 // of a store that counts them, before it has looked
+
+	// barred is set while the keyring has changed as a fence changes it, and this process cannot
+	// open it. Nothing is read then: the vault may be at work elsewhere.
+	barred atomic.Bool
 }
+
+// errBarred is returned for reads of a lookout that is barred.
+var errBarred = fmt.Errorf("%w: the keyring of the vault has changed, and cannot be opened", ErrUnavailable)
 
 // present returns ErrMoved for a read of a vault that is fenced. It looks once a second, or when
 // the keyring has changed on a store that counts changes.
@@ -115,19 +122,42 @@ func (l *Ledger) present(ctx context.Context) error {
 	if l.Box == nil {
 		return nil
 	}
-	if err := l.Moved(); err != nil || !l.lookout.due(l.counter) {
+	if err := l.Moved(); err != nil {
 		return err
+	}
+	barred, counter := l.lookout.barred.Load(), l.counter
+	if barred {
+		counter = nil // the next try is a matter of time, not of changes
+	}
+	if !l.lookout.due(counter) {
+		if barred {
+			return errBarred
+		}
+		return nil
 	}
 
-	generation := l.Box.Keys().Generation
+	keys := l.Box.Keys()
+	fenced := false
 	err := l.store.View(ctx, uuid.Nil, func(tx store.ReadTx) error {
-		_, err := tx.Get(KindMeta, markID(generation))
+		_, err := tx.Get(KindMeta, markID(keys.Generation))
+		if errors.Is(err, store.ErrNotFound) {
+			_, counted := tx.Get(KindMeta, countID(keys))
+			fenced = errors.Is(counted, store.ErrNotFound) // a fence moves it, and a rotation of hashes
+		}
 		return err
 	})
-	if errors.Is(err, store.ErrNotFound) {
-		_ = l.reload(ctx) // of other failures, those calls hear that need the keys
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		err = l.reload(ctx) // of other failures, those calls hear that need the keys
+		barred = err != nil && fenced
+	case err == nil:
+		barred = false
 	}
-	return l.Moved()
+	l.lookout.barred.Store(barred)
+	if err := l.Moved(); err != nil || !barred {
+		return err
+	}
+	return errBarred
 }
 
 // due reports whether it is time to look, to one caller.

@@ -1,8 +1,10 @@
 package ledger_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,6 +56,54 @@ func TestFence(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A lostKey unwraps nothing once it is lost.
+type lostKey struct{ lost atomic.Bool }
+
+func (*lostKey) KeyID() string { return "test" }
+
+func (*lostKey) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
+
+func (k *lostKey) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
+	if k.lost.Load() {
+		return nil, errors.New("no key")
+	}
+	return bytes.Clone(b), nil
+}
+
+// TestFenceWithoutKey: a process that cannot open the keyring with the fence reads nothing, and a
+// process without its key that meets another change goes on.
+func TestFenceWithoutKey(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
+			key := new(lostKey)
+			stale := ledgertest.OnRing(t, s, ledger.Ring{{Wrapper: key}})
+			other, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
+			read := func() error {
+				time.Sleep(2 * time.Second)
+				return stale.View(t.Context(), func(store.ReadTx) error { return nil })
+			}
+			noErr(t, read())
+			key.lost.Store(true)
+			noErr(t, other.RotateKeys(t.Context(), func(store.Tx) error { return nil }))
+			noErr(t, read())
+			_, err := mover.Fence(t.Context())
+			noErr(t, err)
+			for range 3 {
+				if err := read(); !errors.Is(err, ledger.ErrUnavailable) {
+					t.Errorf("a read without the key = %v", err)
+				}
+				if err := stale.View(t.Context(), func(store.ReadTx) error { return nil }); !errors.Is(err, ledger.ErrUnavailable) {
+					t.Errorf("a read right after = %v", err)
+				}
+			}
+			key.lost.Store(false)
+			if err := read(); !errors.Is(err, ledger.ErrMoved) {
+				t.Errorf("a read with the key again = %v", err)
+			}
+		}
+	})
 }
 
 // TestFenceTakenBack: a move that was taken back ends, and one that has left is not taken back.

@@ -121,6 +121,12 @@ func (l *Ledger) Thaw(ctx context.Context) error {
 	}
 
 	err = whole.Write(ctx, OpThaw, uuid.Nil, func(tx store.Tx) error {
+		// A copy that has begun meanwhile makes the place incomplete.
+		if is, err := RestorationOf(tx); err != nil {
+			return err
+		} else if is != nil && is.version != r.version {
+			return store.ErrConflict
+		}
 		tx.Delete(KindMeta, restorationID)
 		return nil
 	})

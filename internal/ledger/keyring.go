@@ -344,7 +344,7 @@ func (l *Ledger) loadMeta(ctx context.Context) (*meta, error) {
 	}
 
 	var rec *store.Record
-	err := l.View(ctx, func(tx store.ReadTx) (err error) {
+	err := l.viewUnbarred(ctx, func(tx store.ReadTx) (err error) {
 		rec, err = tx.Get(KindMeta, metaID)
 		return err
 	})

@@ -24,6 +24,17 @@ func (l *Ledger) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	return l.follow(ctx, l.outcome(l.store.View(ctx, uuid.Nil, fn)))
 }
 
+// viewUnbarred is View for the keyring, whose reading ends a bar.
+func (l *Ledger) viewUnbarred(ctx context.Context, fn func(store.ReadTx) error) error {
+	if l.closed.Load() {
+		return ErrClosed
+	}
+	if err := l.Moved(); err != nil {
+		return err
+	}
+	return l.follow(ctx, l.outcome(l.store.View(ctx, uuid.Nil, fn)))
+}
+
 // View is View of a Ledger for records of the account: see [Own].
 func (a Account) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	if a.closed.Load() {

@@ -38,6 +38,12 @@ func On(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 	return on(t, ledger.Config{Store: s, Families: families, Mistrust: func(answer string) { t.Error("the store returned", answer) }})
 }
 
+// OnRing is On under a key-encryption key.
+func OnRing(t testing.TB, s store.Store, ring ledger.Ring) *ledger.Ledger {
+	t.Helper()
+	return on(t, ledger.Config{Store: s, Ring: ring, Mistrust: func(answer string) { t.Error("the store returned", answer) }})
+}
+
 // OnLiar is On for a store whose answers may be wrong.
 func OnLiar(t testing.TB, s store.Store, families ledger.Families) *ledger.Ledger {
 	t.Helper()
@@ -66,7 +72,10 @@ func on(t testing.TB, c ledger.Config) *ledger.Ledger {
 }
 
 func load(t testing.TB, c ledger.Config) (*ledger.Ledger, error) {
-	c.Ring, c.Log = Ring(), slog.New(slog.DiscardHandler)
+	c.Log = slog.New(slog.DiscardHandler)
+	if c.Ring == nil {
+		c.Ring = Ring()
+	}
 	c.ModeName = func(uint8) string { return "test" }
 	c.Wrote = func(context.Context, ledger.Operation, uuid.UUID, uuid.UUID, error) {}
 	l := ledger.New(c)

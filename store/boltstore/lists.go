@@ -205,6 +205,8 @@ type lister struct {
 
 	fill fill
 	last listKey // of an insert
+
+	apart bool // small nodes are not merged: a walk through the entries would miss those that moved
 }
 
 // A trail is the nodes from the root to the block that covered the last id, and where
@@ -452,7 +454,7 @@ func (l *lister) shrink(path []*node) {
 		limit := l.fanout.of(n.key.level())
 		if n.size() == 0 {
 			l.drop(n)
-		} else if n.size()*8 >= limit || !l.merge(path[i-1], n, limit*3/4) {
+		} else if n.size()*8 >= limit || l.apart || !l.merge(path[i-1], n, limit*3/4) {
 			break
 		}
 		path[i-1].n--

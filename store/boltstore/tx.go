@@ -591,6 +591,7 @@ func (w *writer) begin(tx *bolt.Tx, f fanout, copying *compaction) {
 	w.tx, w.copying, w.wrote, w.kinds = tx, copying, false, w.kinds[:0]
 	w.indexes.begin(tx.Bucket, f, copying)
 	w.rebuild.begin(tx, f)
+	w.lister.apart = w.rebuild.under
 	for _, t := range w.tails {
 		if t != nil {
 			t.before = append(t.before[:0], t.bound...)
