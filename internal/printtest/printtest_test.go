@@ -397,6 +397,7 @@ var shown = map[string]string{
 	"audit.Actor.Address":                   "of the client, and documented as visible",
 	"audit.Actor.Name":                      "chosen by the caller, and documented as visible",
 	"audit.Actor.RequestID":                 "chosen by the caller, and documented as visible",
+	"audit.Gap.Hash":                        "of a checkpoint, which no secret is in",
 	"audit.Record.Detail":                   "status and destination of a forward",
 	"audit.Record.Error":                    "a constant",
 	"audit.Record.Operation":                "a constant",
