@@ -148,7 +148,7 @@ func (l *Ledger) present(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		err = l.reload(ctx) // of other failures, those calls hear that need the keys
+		err = l.reload(ctx)                                          // of other failures, those calls hear that need the keys
 		barred = err != nil && fenced && !errors.Is(err, ErrDamaged) // a keyring that is lost or was put back has no fence
 	case err == nil:
 		barred = false
