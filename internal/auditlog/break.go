@@ -410,7 +410,8 @@ func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, er
 		if err != nil {
 			return err
 		}
-		if rec.Class == classVacant || proved[of] {
+		// The class of a record that cannot be read is what a writer of rows has made it.
+		if rec.Class == classVacant && of != (segmentID{}) || proved[of] {
 			return nil
 		}
 		counts[of]++
