@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,7 +68,10 @@ func TestMove(t *testing.T) {
 			keys := mustKeyBytes(t, goldenKey())
 			l := &ledgered{backedUp: backedUp{store: from}}
 			l.fillAll(t)
-			v, err := cardvault.New(t.Context(), from, keys, movedOptions(t, uuid.Nil))
+			var log bytes.Buffer
+			opts := movedOptions(t, uuid.Nil)
+			opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			v, err := cardvault.New(t.Context(), from, keys, opts)
 			noErr(t, err)
 			want := shown(t, v)
 			running := make(chan error, 1)
@@ -83,6 +87,9 @@ func TestMove(t *testing.T) {
 				t.Errorf("Run = %v", err)
 			}
 			_ = v.Close()
+			if !strings.Contains(log.String(), "have no record in the audit log") {
+				t.Errorf("the log does not say that calls have no record:\n%s", log.String())
+			}
 			for _, thaw := range []uuid.UUID{{}, report.ID} {
 				if _, err := cardvault.New(t.Context(), from, keys, movedOptions(t, thaw)); !errors.Is(err, cardvault.ErrMoved) {
 					t.Errorf("New of the former place = %v", err)

@@ -431,7 +431,12 @@ func (l *Log) Close() {
 		l.timer = nil
 	}
 	l.mu.Unlock()
-	if err := l.tick(ctx, true); err != nil && !errors.Is(err, ledger.ErrMoved) {
+	switch err := l.tick(ctx, true); {
+	case errors.Is(err, ledger.ErrMoved):
+		if calls := l.notes.calls() + uint64(l.lost.Load()); calls > 0 {
+			l.Log.Error("the vault has moved, and calls of its last second here that wrote nothing have no record in the audit log", "calls", calls)
+		}
+	case err != nil:
 		l.Log.Error("end of the audit log could not be written", "error", err)
 	}
 	if l.sink != nil {

@@ -170,6 +170,19 @@ func (n *notes) any() bool {
 	return len(n.waiting) > 0 || len(n.windows) > 0
 }
 
+// calls returns the number of calls whose records wait.
+func (n *notes) calls() (total uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, r := range n.waiting {
+		total += r.Calls
+	}
+	for _, c := range n.windows {
+		total += c.more
+	}
+	return total
+}
+
 // take returns the records for a batch, which keep their places.
 func (n *notes) take() []*audit.Record {
 	n.mu.Lock()
