@@ -329,7 +329,7 @@ func (v *Vault) ExportAudit(ctx context.Context, w io.Writer, from, to time.Time
 	if v.audit == nil {
 		return notEnabled("Options.Audit is nil")
 	}
-	if err := v.rows.NoteFirst(ctx, opExportAudit, uuid.Nil); err != nil {
+	if _, err := v.rows.NoteFirst(ctx, opExportAudit, uuid.Nil); err != nil {
 		return err
 	}
 	return v.audit.Export(ctx, v.ledger.In(v.rows.ID), from, to, w)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -30,15 +31,29 @@ type BackupReport struct {
 	Records int64     // in the stream
 	Deleted int64     // in the stream: records that were deleted while it was made
 	Damaged int64     // that the store could not read, and that are missing
-	Bytes   int64     // of the stream
-	Chunks  uint64    // parts of the stream
-	Terms   []uint32  // of the keys under which its records are sealed, see [Vault.KeyReport]
+
+	// Since is the ID of the backup that this one is an increment of. Zero: it is a full one.
+	// Unchanged counts the records that are in that backup, or in one before it, and not in this.
+	Since     uuid.UUID
+	Unchanged int64
+
+	Bytes  int64    // of the stream
+	Chunks uint64   // parts of the stream
+	Terms  []uint32 // of the keys under which its records are sealed, see [Vault.KeyReport]
+
+	// Unrecorded says that the audit log has no record of the backup: the record could not be
+	// stored, and the backup was made all the same. False without an audit log, and after Restore.
+	Unrecorded bool
 }
 
 // A RestoreReport describes a restored vault.
 type RestoreReport struct {
 	ID     uuid.UUID // for [Options.Thaw]
 	Backup BackupReport
+
+	// Bases describes the backups of which Backup is an increment, in their order: Backup is then
+	// the last of RestoreOptions.Increments.
+	Bases []BackupReport
 
 	// Deleted is the number of objects that were deleted again: see [RestoreOptions.Ledger].
 	// Lost counts the other calls after the backup by their operations in the ledger, such as
@@ -52,11 +67,26 @@ type BackupOptions struct {
 	// Progress is called after each part of the stream, of a mebibyte or so, and should return
 	// soon. If nil, nothing is reported.
 	Progress func(BackupProgress)
+
+	// Since is the manifest of an earlier backup of the vault. The new backup is then an
+	// increment, which has only what has changed since: see [RestoreOptions.Increments]. It is
+	// read twice. If nil, the backup is full.
+	Since io.ReadSeeker
+
+	// Manifest gets the manifest of this backup, for Since of the next one: the hashes of its
+	// records in groups of about eight, in a hundredth of the size of a full backup. Only a whole
+	// backup has a whole manifest, and an incomplete one is refused. If nil, there is none.
+	Manifest io.Writer
 }
 
 // RestoreOptions are the optional parts of [Restore].
 type RestoreOptions struct {
 	Progress func(BackupProgress) // see BackupOptions
+
+	// Increments are the backups since, in their order: each was made with the manifest of the one
+	// before it as BackupOptions.Since. The vault is restored as the last one has it, and keys has
+	// to have the key-encryption key of that time alone. If nil, there are none.
+	Increments []io.Reader
 
 	// Ledger names the deletions after the backup. They are repeated before the vault can be
 	// thawed. If nil, the objects are there again.
@@ -99,19 +129,21 @@ func reported(to func(BackupProgress)) func(backup.Progress) {
 //
 // Several backups may be made at a time. The audit log has each before its first byte. Only if the
 // store is damaged or full, a backup goes on without that record, also with [AuditRefuse]: the
-// error log says so, and the audit log counts it as soon as it can. opts may be nil.
+// report and the error log say so, and the audit log counts it as soon as it can. opts may be nil.
 //
 // Errors: [ErrUnavailable] without that record for another reason, or if records change faster
 // than w takes the stream; ErrNotEnabled for a store that is neither a Snapshotter nor a
-// [store.Watcher], or one of w. Then the stream is incomplete. ErrDamaged with a report is returned for a complete stream, in which records
-// are missing because the store cannot read them.
+// [store.Watcher]; ErrDamaged or ErrChain for [BackupOptions.Since]; or one of w. Then the stream is
+// incomplete. ErrDamaged with a report is returned for a complete stream, in which records are
+// missing because the store cannot read them.
 func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_ *BackupReport, err error) {
 	defer v.doing(ctx, "back up", &err)
 	if adapter.IsNil(w) {
 		return nil, required("Writer")
 	}
 	// Damage and lack of room do not pass by themselves, and a backup is the way out of both.
-	switch err := v.whole().rows.NoteFirst(ctx, opBackup, uuid.Nil); {
+	unrecorded, err := v.whole().rows.NoteFirst(ctx, opBackup, uuid.Nil)
+	switch {
 	case errors.Is(err, ErrDamaged), errors.Is(err, ErrStorageFull):
 		v.log.Error("a backup is made without its record in the audit log, which cannot be stored", "error", err)
 	case err != nil:
@@ -120,7 +152,10 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 	if opts == nil {
 		opts = new(BackupOptions)
 	}
-	report, err := backup.Make(ctx, backup.Config{Ledger: v.ledger, Progress: reported(opts.Progress)}, w)
+	report, err := backup.Make(ctx, backup.Config{Ledger: v.ledger, Progress: reported(opts.Progress), Since: opts.Since, Manifest: opts.Manifest}, w)
+	if report != nil {
+		report.Unrecorded = unrecorded
+	}
 	if errors.Is(err, backup.ErrStore) {
 		err = notEnabled("a store.Store that is a store.Snapshotter or a store.Watcher")
 	}
@@ -138,11 +173,11 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 // numbers of the other. Changes after BackupReport.At are undone, and so are deletions and
 // revocations, without [RestoreOptions.Ledger].
 //
-// After an error the store is not a vault that opens. Repeat Restore with the same backup and
+// After an error the store is not a vault that opens. Repeat Restore with the same backups and
 // ledger, which goes on where it has ended, or begin with another empty store. opts may be nil.
 //
-// Errors: ErrNotEmpty, ErrWrongKey, ErrFormat, ErrDamaged for a backup that is cut off or was
-// changed, with the number of the part, and for a ledger with a [*audit.VerifyError] or with a
+// Errors: ErrNotEmpty, ErrWrongKey, ErrFormat, ErrChain, ErrDamaged for a backup that is cut off or
+// was changed, with the number of the part, and for a ledger with a [*audit.VerifyError] or with a
 // gap to the backup; or an error of the store, of r or of an export.
 func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opts *RestoreOptions) (_ *RestoreReport, err error) {
 	defer doing("restore", &err)
@@ -158,8 +193,13 @@ func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opt
 	if opts == nil {
 		opts = new(RestoreOptions)
 	}
+	for i, r := range opts.Increments {
+		if adapter.IsNil(r) {
+			return nil, required(fmt.Sprintf("Increments[%d]", i))
+		}
+	}
 
-	restored, err := backup.Restore(ctx, s, keys.ring(), r, opts.Ledger != nil, reported(opts.Progress))
+	restored, err := backup.Restore(ctx, s, keys.ring(), append([]io.Reader{r}, opts.Increments...), opts.Ledger != nil, reported(opts.Progress))
 	switch {
 	case errors.Is(err, backup.ErrNoLoader):
 		return nil, notEnabled("a store.Store whose Tx is a store.Loader")
@@ -168,6 +208,9 @@ func Restore(ctx context.Context, s store.Store, keys *Keyring, r io.Reader, opt
 	}
 
 	report := &RestoreReport{ID: restored.ID, Backup: BackupReport(restored.Report)}
+	for _, b := range restored.Bases {
+		report.Bases = append(report.Bases, BackupReport(b))
+	}
 	if opts.Ledger != nil {
 		err = report.deleteAgain(ctx, s, keys, opts.Ledger)
 	}

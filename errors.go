@@ -183,6 +183,10 @@ var (
 	// ErrNotEmpty is returned by [Restore] and [Move] for a store that has records.
 	ErrNotEmpty = backup.ErrNotEmpty
 
+	// ErrChain is returned by [Restore] for increments that do not follow each other, and by
+	// [Vault.Backup] for the manifest of another vault. The error names the backups.
+	ErrChain = backup.ErrChain
+
 	// ErrKeyFile comes with errors about a key file that cannot be used.
 	ErrKeyFile = errors.New("cardvault: key file")
 

@@ -79,7 +79,7 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 	if err != nil {
 		return nil, errPosition
 	}
-	if err := v.whole().rows.NoteFirst(ctx, opRepair, uuid.Nil); err != nil {
+	if _, err := v.whole().rows.NoteFirst(ctx, opRepair, uuid.Nil); err != nil {
 		return nil, err
 	}
 

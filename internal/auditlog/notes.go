@@ -74,18 +74,18 @@ func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation
 }
 
 // NoteFirst records a call that is about to begin. The record is stored when NoteFirst returns
-// nil, unless calls go on without one. An error refuses the call.
-func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) error {
-	err := l.keeps()
+// nil, unless it is lost and calls go on without one. An error refuses the call.
+func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) (lost bool, err error) {
+	err = l.keeps()
 	if err == nil {
 		_, err = ledger.Retry(ctx, func() (struct{}, error) {
 			return struct{}{}, l.writePart(ctx, []*audit.Record{l.recordOf(ctx, rows, op, object)})
 		})
 	}
 	if err == nil || errors.Is(err, ledger.ErrClosed) || ctx.Err() != nil {
-		return err
+		return false, err
 	}
-	return l.without(err)
+	return true, l.without(err)
 }
 
 // recordOf returns the record of a call that has succeeded, without a place and a time.

@@ -39,9 +39,15 @@ type Report struct {
 	Records int64     // in the stream; a record that was written again counts again
 	Deleted int64     // likewise, of deletions
 	Damaged int64     // records that the store could not read, and that are not in it
-	Bytes   int64     // of the stream
-	Chunks  uint64
-	Terms   []uint32 // of the keys under which records may be sealed
+
+	Since     uuid.UUID // the base; zero: the backup is full
+	Unchanged int64     // records that are in the base alone
+
+	Bytes  int64 // of the stream
+	Chunks uint64
+	Terms  []uint32 // of the keys under which records may be sealed
+
+	Unrecorded bool // for the caller
 }
 
 // A Config says what a backup works with.
@@ -49,6 +55,9 @@ type Config struct {
 	Ledger   *ledger.Ledger
 	Progress func(Progress) // nil: none
 	Most     int            // changed records that are held one by one; 0: 131,072
+
+	Since    io.ReadSeeker // the manifest of the base; nil: none, the backup is full
+	Manifest io.Writer     // gets the manifest of the backup; nil: none
 
 	known *walk   // what the place has already; nil: nothing is left out
 	found *agreed // is set with known
@@ -74,7 +83,11 @@ func Make(ctx context.Context, c Config, w io.Writer) (*Report, error) {
 		return nil, err
 	}
 	m := &maker{ledger: l, w: w, progress: c.Progress, known: c.known, found: c.found, changes: newChanges(cmp.Or(c.Most, mostChanges)), counts: map[store.Kind]*count{}}
-	if err := m.begin(keyring); err != nil {
+	m.scanner.ends = blockEnd
+	if c.Since != nil || c.Manifest != nil {
+		m.scanner.ends = fineEnd
+	}
+	if err := m.begin(c, keyring); err != nil {
 		return nil, err
 	}
 
@@ -106,6 +119,7 @@ type maker struct {
 	scanner  scanner
 	known    *walk
 	found    *agreed
+	manifest *manifestWriter // nil: none
 	changes  *changes
 	sums     *sums
 	at       time.Time // the instant
@@ -116,16 +130,32 @@ type maker struct {
 	held   int      // bytes of these
 }
 
-// begin writes the head.
-func (m *maker) begin(keyring *store.Record) error {
+// begin writes the head, and the head of the manifest.
+func (m *maker) begin(c Config, keyring *store.Record) error {
 	keys := m.ledger.Box.Keys()
 	m.report.ID = uuid.New()
 	m.sums = newSums(keys, m.report.ID)
-	h := &head{format, m.report.ID, keys.Vault, ledger.Now(), appendRow(nil, keyring)}
+	h := &head{format: formatFull, backup: m.report.ID, vault: keys.Vault, began: ledger.Now(), keyring: appendRow(nil, keyring)}
+	if c.Since != nil {
+		base, err := openManifest(keys, c.Since)
+		if err != nil {
+			return err
+		}
+		if m.known, err = base.walk(keys); err != nil {
+			return err
+		}
+		h.format, h.base, h.baseEnd = format, base.backup, base.end
+		m.report.Since = base.backup
+	}
+
 	if err := m.writeAll([]byte(magic)); err != nil {
 		return err
 	}
-	return m.write(bodyOf(sortHead, h.fields))
+	if _, err := m.write(bodyOf(sortHead, h.fields)); err != nil || c.Manifest == nil {
+		return err
+	}
+	m.manifest = &manifestWriter{w: c.Manifest}
+	return m.manifest.begin(keys, m.report.ID)
 }
 
 // follow makes the backup of a store that names what changes.
@@ -197,7 +227,7 @@ func (m *maker) copyAll(ctx context.Context) error {
 
 // copyPage adds the records that come next, without the blocks that the place has.
 func (m *maker) copyPage(ctx context.Context, at place) (next place, err error) {
-	if m.known == nil {
+	if m.known == nil && m.manifest == nil {
 		p, err := m.scanner.page(ctx, at, pageKinds)
 		m.report.Damaged += int64(len(p.damaged))
 		if len(p.rows) > 0 {
@@ -207,22 +237,53 @@ func (m *maker) copyPage(ctx context.Context, at place) (next place, err error) 
 	}
 
 	blocks, next, err := m.scanner.blocks(ctx, at)
+	if err != nil {
+		return next, err
+	}
+	run := new(fullBlock) // of blocks that follow each other
 	for _, b := range blocks {
 		m.report.Damaged += int64(b.damaged)
-		has, err := m.known.has(ctx, &b.block)
-		if err != nil {
+		has := false
+		if m.known != nil {
+			if has, err = m.known.has(ctx, &b.block); err != nil {
+				return next, err
+			}
+		}
+		if m.found.add(&b.block, has); has {
+			m.report.Unchanged += int64(b.records)
+			m.addRun(run)
+			run = new(fullBlock)
+		} else {
+			run.extend(b)
+		}
+		if err := m.manifest.block(&b.block); err != nil {
 			return next, err
 		}
-		if !has {
-			m.addSpan(b.span, b.rows)
-		}
-		m.found.add(&b.block, has)
 	}
-	return next, err
+	m.addRun(run)
+	return next, nil
+}
+
+// extend adds the block that comes next.
+func (b *fullBlock) extend(next *fullBlock) {
+	if b.kind == 0 {
+		b.kind, b.after = next.kind, next.after
+	}
+	b.through, b.rows = next.through, append(b.rows, next.rows...)
+}
+
+// addRun adds the records of a run. A full backup has no spans without records.
+func (m *maker) addRun(run *fullBlock) {
+	if run.kind != 0 && (m.known != nil || len(run.rows) > 0) {
+		m.addSpan(run.span, run.rows)
+	}
 }
 
 // copySpan writes the records of a span.
 func (m *maker) copySpan(ctx context.Context, s span) error {
+	if err := m.manifest.touched(s); err != nil {
+		return err
+	}
 	for {
 		p, err := m.scanner.page(ctx, place{s.kind, s.after}, 1)
 		if err != nil {
@@ -278,6 +339,11 @@ func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
 	m.at = at
 	m.report.Damaged += unread
 	m.addChanges(rows)
+	for _, r := range rows {
+		if err := m.manifest.touched(span{r.Kind, before(r.ID), r.ID}); err != nil {
+			return false, err
+		}
+	}
 	return last, nil
 }
 
@@ -340,7 +406,7 @@ func (m *maker) flush(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := m.write(body); err != nil {
+		if _, err := m.write(body); err != nil {
 			return err
 		}
 	}
@@ -359,21 +425,23 @@ func (m *maker) end() error {
 		m.report.Terms = append(m.report.Terms, t.Number)
 	}
 	m.report.At, m.report.Chunks = e.at, e.chunks+1
-	return m.write(bodyOf(sortEnd, e.fields))
+	mac, err := m.write(bodyOf(sortEnd, e.fields))
+	if err != nil {
+		return err
+	}
+	return m.manifest.close(mac)
 }
 
-// write writes a chunk.
-func (m *maker) write(body []byte) error {
-	chunk := make([]byte, 0, 4+len(body)+32)
-	chunk = binary.BigEndian.AppendUint32(chunk, uint32(len(body)))
-	chunk = append(chunk, body...)
-	if err := m.writeAll(append(chunk, m.sums.next(body)...)); err != nil {
-		return err
+// write writes a chunk, and returns its MAC.
+func (m *maker) write(body []byte) (mac []byte, err error) {
+	chunk, mac := m.sums.chunk(body)
+	if err := m.writeAll(chunk); err != nil {
+		return nil, err
 	}
 	if m.progress != nil {
 		m.progress(Progress{m.report.Records, m.report.Bytes})
 	}
-	return nil
+	return mac, nil
 }
 
 func (m *maker) writeAll(b []byte) error {

@@ -44,6 +44,17 @@ func TestBesideWrites(t *testing.T) {
 	}
 }
 
+// Increments of random changes end in the records of the last one.
+func TestChain(t *testing.T) {
+	for seed := range uint64(12) {
+		from, into := store.Store(memstore.New()), []store.Store{memstore.New()}
+		if seed%6 == 0 {
+			from, into = bolt(t), append(into, bolt(t))
+		}
+		backuptest.Chain(t, seed, from, into...)
+	}
+}
+
 // A frugalStore measures the Views of a store.
 type frugalStore struct {
 	*memstore.Store
@@ -115,7 +126,7 @@ func TestBounds(t *testing.T) {
 				t.Errorf("a View has read %d records of %d bytes", s.rows, s.bytes)
 			}
 			place := memstore.New()
-			if _, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, false, nil); err != nil {
+			if _, err := backup.Restore(t.Context(), place, ledgertest.Ring(), []io.Reader{&out}, false, nil); err != nil {
 				t.Fatal(err)
 			}
 			if n := len(backuptest.Records(t, place)); n < 1300 {
@@ -144,7 +155,7 @@ func TestUnreadable(t *testing.T) {
 		t.Fatalf("Make = %+v, %v", report, err)
 	}
 	place := memstore.New()
-	restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), &out, false, nil)
+	restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), []io.Reader{&out}, false, nil)
 	if err != nil || restored.Damaged != 1 {
 		t.Fatalf("Restore = %+v, %v", restored, err)
 	}

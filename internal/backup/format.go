@@ -11,6 +11,7 @@
 // sort:
 //
 //	1 head | fields 1 format | 2 id of the backup | 3 vault | 4 began | 5 record of the keyring
+//	       | 6 id of the base | 7 MAC of its last chunk
 //	2 span | kind (1) | id (16) | id (16) | records
 //	3 changes | records
 //	4 end | fields 1 time | 2 chunks before | 3 SHA-256 of their MACs | 4 unreadable records
@@ -18,7 +19,9 @@
 //
 // Chunk 0 is the head, and the last one the end. A span holds all records of a kind whose ids
 // come after the first id, up to and including the second. Changes hold single records. Later
-// chunks replace what earlier ones say. A record is a length as uvarint, and fields:
+// chunks replace what earlier ones say. An increment, of format 2, names the backup before it as
+// its base, and leaves out blocks that this one has: see manifest.go. A record is a length as
+// uvarint, and fields:
 //
 //	1 kind | 2 id | 3 account | 4 parent | 5 class | 6 due (8) | 7 version
 //	8 lookups, each a length (1) and the hash | 9 shown | 10 secret
@@ -46,8 +49,9 @@ import (
 )
 
 const (
-	magic  = "cardvault backup"
-	format = 1
+	magic      = "cardvault backup"
+	formatFull = 1
+	format     = 2 // of an increment, and the highest
 
 	chunkBytes = 1 << 20            // after which a chunk has no further record
 	maxChunk   = chunkBytes + 1<<17 // bytes of a body: a record has half of the rest at most
@@ -60,6 +64,8 @@ const (
 	sortSpan
 	sortChanges
 	sortEnd
+	sortBlocks  // of a manifest
+	sortTouched // of a manifest
 )
 
 // A head is what a stream begins with.
@@ -69,6 +75,9 @@ type head struct {
 	vault   uuid.UUID
 	began   time.Time
 	keyring []byte // a record
+
+	base    uuid.UUID // zero: the backup is full
+	baseEnd []byte
 }
 
 func (h *head) fields(f *tlv.Fields) {
@@ -77,6 +86,8 @@ func (h *head) fields(f *tlv.Fields) {
 	tlv.ID(f, 3, &h.vault)
 	f.Time(4, &h.began)
 	h.keyring = f.Value(5, h.keyring)
+	tlv.ID(f, 6, &h.base)
+	h.baseEnd = f.Value(7, h.baseEnd)
 }
 
 // An end is what a stream ends with.
@@ -295,14 +306,25 @@ func (s *sums) next(body []byte) []byte {
 	return mac
 }
 
+// chunk returns the next chunk of a stream, with its MAC.
+func (s *sums) chunk(body []byte) (chunk, mac []byte) {
+	chunk = make([]byte, 0, 4+len(body)+sha256.Size)
+	chunk = binary.BigEndian.AppendUint32(chunk, uint32(len(body)))
+	chunk = append(chunk, body...)
+	mac = s.next(body)
+	return append(chunk, mac...), mac
+}
+
 // A reader reads the chunks of a stream.
 type reader struct {
 	r    io.Reader
-	sums *sums // nil before the head
+	what string // that is read, as errors name it
+	sums *sums  // nil before the head
 	buf  []byte
 	read int64 // bytes
 
 	before []byte // SHA-256 of the MACs before the last chunk
+	mac    []byte // of the last chunk, valid until the next one
 }
 
 // damaged returns the error of the next chunk.
@@ -311,11 +333,26 @@ func (r *reader) damaged(why string) error {
 	if r.sums != nil {
 		n = r.sums.number
 	}
-	return damaged(n, why)
+	return r.damagedAt(n, why)
 }
 
-func damaged(chunk uint64, why string) error {
-	return fmt.Errorf("%w: chunk %d of the backup %s", ledger.ErrDamaged, chunk, why)
+func (r *reader) damagedAt(chunk uint64, why string) error {
+	return fmt.Errorf("%w: chunk %d of %s %s", ledger.ErrDamaged, chunk, r.what, why)
+}
+
+// failed returns the error of the underlying reader.
+func (r *reader) failed(err error) error { return fmt.Errorf("cardvault: reading %s: %w", r.what, err) }
+
+// begins reads the text with which the stream begins.
+func (r *reader) begins(text string) error {
+	begin := make([]byte, len(text))
+	if err := r.full(begin); err != nil {
+		return err
+	}
+	if string(begin) != text {
+		return r.damaged("does not begin with its text")
+	}
+	return nil
 }
 
 // full reads into all of b.
@@ -326,7 +363,18 @@ func (r *reader) full(b []byte) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return r.damaged("is cut off, or missing")
 	case err != nil:
-		return fmt.Errorf("cardvault: reading the backup: %w", err)
+		return r.failed(err)
+	}
+	return nil
+}
+
+// over returns an error unless the stream ends after the chunk of a number.
+func (r *reader) over(number uint64) error {
+	switch n, err := io.ReadFull(r.r, make([]byte, 1)); {
+	case n > 0:
+		return r.damagedAt(number, "is not the last: something follows")
+	case err != io.EOF:
+		return r.failed(err)
 	}
 	return nil
 }
@@ -356,7 +404,8 @@ func (r *reader) next() (number uint64, body []byte, err error) {
 	number, r.before = r.sums.number, r.sums.digest.Sum(nil)
 	body, mac, err := r.unverified()
 	if err == nil && !hmac.Equal(mac, r.sums.next(body)) {
-		err = damaged(number, "was changed, or does not belong there")
+		err = r.damagedAt(number, "was changed, or does not belong there")
 	}
+	r.mac = mac
 	return number, body, err
 }

@@ -45,7 +45,7 @@ func FuzzChunk(f *testing.F) {
 	for _, body := range m.bodies {
 		f.Add(body)
 	}
-	h := &head{format, uuid.New(), uuid.New(), time.Now(), appendRow(nil, &store.Record{Kind: 1, ID: uuid.UUID{15: 1}, Version: 1, Shown: []byte("keyring")})}
+	h := &head{format: format, backup: uuid.New(), vault: uuid.New(), began: time.Now(), keyring: appendRow(nil, &store.Record{Kind: 1, ID: uuid.UUID{15: 1}, Version: 1, Shown: []byte("keyring")})}
 	f.Add(bodyOf(sortHead, h.fields))
 	e := &end{time.Now(), 7, make([]byte, 32), 1, []count{{1, 2, 3}, {4, 5, 0}}, []term{1, 2}}
 	f.Add(bodyOf(sortEnd, e.fields))
@@ -66,7 +66,7 @@ func FuzzChunk(f *testing.F) {
 			f.From(body[1:])
 			fields(&f)
 		}
-		r := &reader{r: bytes.NewReader(body)}
+		r := &reader{r: bytes.NewReader(body), what: "the backup"}
 		_, _, _ = r.unverified()
 	})
 }

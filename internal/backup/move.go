@@ -30,7 +30,7 @@ func (m *Mover) Occupy(ctx context.Context) error {
 }
 
 func (m *Mover) restorer(r io.Reader) *restorer {
-	return &restorer{store: m.To, ring: m.Ring, stream: reader{r: r}, moves: m.From.Box.Keys().Vault, progress: m.Progress}
+	return newRestorer(restorer{store: m.To, ring: m.Ring, moves: m.From.Box.Keys().Vault, progress: m.Progress}, r)
 }
 
 // Copy copies what differs. The new place is whole only if the vault is fenced.
@@ -54,14 +54,14 @@ func (m *Mover) Copy(ctx context.Context) (*Restored, error) {
 // errLeft ends Make when the restoration has ended first.
 var errLeft = errors.New("cardvault: the new place takes no more")
 
-// An agreed is what a copy has found in both places.
+// An agreed is what a copy has found in both places. A nil one takes nothing.
 type agreed struct {
 	records int64   // without those of the keyring
 	written []block // as they were read; the other blocks were the same in both places
 }
 
 func (a *agreed) add(b *block, same bool) {
-	if b.kind == ledger.KindMeta {
+	if a == nil || b.kind == ledger.KindMeta {
 		return
 	}
 	a.records += int64(b.records)
@@ -74,7 +74,7 @@ func (a *agreed) add(b *block, same bool) {
 // records of the keyring differ. The last copy was made behind a fence, so it has compared all
 // blocks but those that it has written.
 func (m *Mover) Compare(ctx context.Context) (records int64, err error) {
-	to := &scanner{m.To.View}
+	to := &scanner{view: m.To.View}
 	for _, b := range m.last.written {
 		sum, n, err := to.sum(ctx, b.span)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
@@ -20,102 +21,198 @@ var (
 	ErrNoLoader = errors.New("cardvault: no backup can be restored into the store: its Tx is no store.Loader")
 )
 
+// ErrChain is returned for backups that do not follow each other.
+var ErrChain = errors.New("cardvault: the backups do not follow each other")
+
 // A Restored describes a restored vault.
 type Restored struct {
-	ID uuid.UUID // that thaws the vault
-	Report
+	ID     uuid.UUID // that thaws the vault
+	Report           // of the last backup
+	Bases  []Report  // of those before it
 }
 
 // Restore writes the records of a stream into an empty store, chunk by chunk, each once it is
-// verified. The keyring comes last, with a new term: before that the store has no vault. Restore
-// goes on with a restoration of the same backup that has ended early. With deletes, the vault
-// does not open before Delete has ended.
-func Restore(ctx context.Context, s store.Store, ring ledger.Ring, r io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
-	m := &restorer{store: s, ring: ring, stream: reader{r: r}, deletes: deletes, progress: progress}
-	return m.run(ctx)
+// verified, and then those of its increments, each in its order. The keyring comes last, with a
+// new term: before that the store has no vault. Restore goes on with a restoration of the same
+// backups that has ended early. With deletes, the vault does not open before Delete has ended.
+func Restore(ctx context.Context, s store.Store, ring ledger.Ring, streams []io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
+	return newRestorer(restorer{store: s, ring: ring, deletes: deletes, progress: progress}, streams...).run(ctx)
+}
+
+func newRestorer(m restorer, streams ...io.Reader) *restorer {
+	for i, r := range streams {
+		what := "the backup"
+		if len(streams) > 1 {
+			what = fmt.Sprintf("backup %d of %d", i+1, len(streams))
+		}
+		m.links = append(m.links, &link{stream: &reader{r: r, what: what}})
+	}
+	return &m
 }
 
 func (m *restorer) run(ctx context.Context) (*Restored, error) {
 	if err := m.occupy(ctx); err != nil { // first: a place whose restoration has failed must not open as a new vault
 		return nil, err
 	}
-	if err := m.head(ctx); err != nil {
+	if err := m.heads(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.agree(ctx); err != nil {
 		return nil, err
 	}
 
+	for i := range m.links {
+		if err := m.follow(ctx, i); err != nil {
+			return nil, err
+		}
+		e, err := m.chunks(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if i == len(m.links)-1 {
+			err = m.end(ctx, e)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &m.report, nil
+}
+
+// A link is one backup of a chain.
+type link struct {
+	stream  *reader
+	head    head
+	keyring *store.Record // of its head
+}
+
+// A restorer restores a backup, or a chain of a full one and increments.
+type restorer struct {
+	store    store.Store
+	ring     ledger.Ring
+	links    []*link
+	deletes  bool
+	progress func(Progress)
+	moves    uuid.UUID           // the vault that moves into the store; zero: none
+	mark     *ledger.Restoration // as it is stored
+	reached  int                 // the link that the mark names
+	vault    uuid.UUID
+
+	at      int           // the link that is read
+	stream  *reader       // of this link
+	keyring *store.Record // the latest in it
+	passed  Progress      // of the links before
+	report  Restored
+}
+
+// heads reads the heads of all links, before anything is written. The keys that authenticate them
+// are in the last one, sealed: so the key-encryption key of its time is enough.
+func (m *restorer) heads(ctx context.Context) error {
+	var bodies, macs [][]byte
+	var buf []byte
+	for _, l := range m.links {
+		l.stream.buf = buf
+		body, mac, err := l.read()
+		if err != nil {
+			return err
+		}
+		bodies, macs, buf = append(bodies, bytes.Clone(body)), append(macs, bytes.Clone(mac)), l.stream.buf
+	}
+
+	last := m.links[len(m.links)-1]
+	opened, err := ledger.OpenKeyring(ctx, m.ring, last.keyring)
+	if err != nil {
+		return fmt.Errorf("chunk 0 of %s: %w", last.stream.what, err)
+	}
+	m.vault = opened.Keys.Vault
+	for i, l := range m.links {
+		if l != last && l.head.vault != m.vault {
+			return fmt.Errorf("%w: %s is of another vault than the last one", ErrChain, l.stream.what)
+		}
+		l.stream.sums = newSums(opened.Keys, l.head.backup)
+		if !hmac.Equal(macs[i], l.stream.sums.next(bodies[i])) || l.head.vault != m.vault {
+			return l.stream.damagedAt(0, "was changed")
+		}
+	}
+	return m.chained()
+}
+
+// read reads the head, which is not verified yet.
+func (l *link) read() (body, mac []byte, err error) {
+	if err := l.stream.begins(magic); err != nil {
+		return nil, nil, err
+	}
+	if body, mac, err = l.stream.unverified(); err != nil {
+		return nil, nil, err
+	}
+	var f tlv.Fields
+	f.From(bytes.Clone(body[1:]))
+	l.head.fields(&f)
+	switch {
+	case body[0] != sortHead || f.Err() != nil:
+		return nil, nil, l.stream.damaged("was changed: it is no head")
+	case l.head.format > format:
+		return nil, nil, fmt.Errorf("%w: %s has format %d, and this program reads up to %d", ledger.ErrFormat, l.stream.what, l.head.format, format)
+	}
+	if l.keyring, err = parseRow(l.head.keyring); err != nil || !ledger.IsKeyring(l.keyring) {
+		return nil, nil, l.stream.damaged("was changed: it has no keyring")
+	}
+	return body, mac, nil
+}
+
+// chained returns ErrChain unless the first link is a full backup and each other one an increment
+// of the link before it.
+func (m *restorer) chained() error {
+	before := &link{stream: &reader{what: "no backup"}}
+	for i, l := range m.links {
+		switch base := l.head.base; {
+		case i == 0 && base != uuid.Nil:
+			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v: begin with the full one", ErrChain, l.stream.what, l.head.backup, base)
+		case i > 0 && base == uuid.Nil:
+			return fmt.Errorf("%w: %s, %v, is full: begin with it", ErrChain, l.stream.what, l.head.backup)
+		case base != before.head.backup:
+			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v, and before it comes %v", ErrChain, l.stream.what, l.head.backup, base, before.head.backup)
+		}
+		before = l
+	}
+	return nil
+}
+
+// follow begins with a link, whose base the store has.
+func (m *restorer) follow(ctx context.Context, i int) error {
+	if i > 0 {
+		m.passed.Records, m.passed.Bytes = m.passed.Records+m.report.Records, m.passed.Bytes+m.report.Bytes
+		m.report.Bases = append(m.report.Bases, m.report.Report)
+	}
+	l := m.links[i]
+	m.at, m.stream, m.keyring = i, l.stream, l.keyring
+	m.report.Report = Report{ID: l.head.backup, Since: l.head.base}
+	if i <= m.reached {
+		return nil
+	}
+	next := *m.mark
+	next.Backup, next.Chunks = l.head.backup, 1
+	m.reached = i
+	return m.writeMark(ctx, &next, func(store.Tx) {}, nil)
+}
+
+// chunks restores the chunks of a link, and returns its end.
+func (m *restorer) chunks(ctx context.Context) (*end, error) {
 	for {
 		number, body, err := m.stream.next()
 		if err != nil {
 			return nil, err
 		}
-
 		if body[0] == sortEnd {
-			return m.end(ctx, number, body)
+			return m.ends(number, body)
 		}
 		if err := m.chunk(ctx, number, body); err != nil {
 			return nil, err
 		}
 		if m.progress != nil {
-			m.progress(Progress{m.report.Records, m.stream.read})
+			m.progress(Progress{m.passed.Records + m.report.Records, m.passed.Bytes + m.stream.read})
 		}
 	}
-}
-
-// A restorer restores one backup.
-type restorer struct {
-	store    store.Store
-	ring     ledger.Ring
-	stream   reader
-	deletes  bool
-	progress func(Progress)
-	moves    uuid.UUID           // the vault that moves into the store; zero: none
-	mark     *ledger.Restoration // as it is stored
-	vault    uuid.UUID
-	keyring  *store.Record // the latest in the stream
-	report   Restored
-}
-
-// head reads the head. The keys that authenticate it are in it, sealed.
-func (m *restorer) head(ctx context.Context) error {
-	var begin [len(magic)]byte
-	if err := m.stream.full(begin[:]); err != nil {
-		return err
-	}
-	if string(begin[:]) != magic {
-		return m.stream.damaged("does not begin with the text of a backup")
-	}
-	body, mac, err := m.stream.unverified()
-	if err != nil {
-		return err
-	}
-
-	h := new(head)
-	var f tlv.Fields
-	f.From(body[1:])
-	h.fields(&f)
-	switch {
-	case body[0] != sortHead || f.Err() != nil:
-		return m.stream.damaged("was changed: it is no head")
-	case h.format > format:
-		return fmt.Errorf("%w: the backup has format %d, and this program reads up to %d", ledger.ErrFormat, h.format, format)
-	}
-
-	if m.keyring, err = parseRow(bytes.Clone(h.keyring)); err != nil || !ledger.IsKeyring(m.keyring) {
-		return m.stream.damaged("was changed: it has no keyring")
-	}
-	opened, err := ledger.OpenKeyring(ctx, m.ring, m.keyring)
-	if err != nil {
-		return fmt.Errorf("chunk 0 of the backup: %w", err)
-	}
-	m.stream.sums, m.vault = newSums(opened.Keys, h.backup), opened.Keys.Vault
-	if !hmac.Equal(mac, m.stream.sums.next(body)) || h.vault != m.vault {
-		return damaged(0, "was changed")
-	}
-	m.report.Report.ID = h.backup
-	return nil
 }
 
 // occupy marks the store, or finds the mark of a restoration.
@@ -155,21 +252,24 @@ func (m *restorer) occupy(ctx context.Context) error {
 	return nil
 }
 
-// agree compares the mark with the backup, which is written into a mark without one.
+// agree compares the mark with the links, the first of which is written into a mark without any.
 func (m *restorer) agree(ctx context.Context) error {
+	m.reached = slices.IndexFunc(m.links, func(l *link) bool { return l.head.backup == m.mark.Backup })
+	first, last := m.links[0].head.backup, m.links[len(m.links)-1].head.backup
 	switch {
 	case m.mark.Backup == uuid.Nil || m.moves != uuid.Nil: // each pass of a move begins anew
 		next := *m.mark
-		next.Backup, next.Chunks, next.Ended = m.report.Report.ID, 1, false
+		next.Backup, next.Chunks, next.Ended = first, 1, false
+		m.reached = 0
 		if err := m.writeMark(ctx, &next, func(store.Tx) {}, nil); err != nil {
 			return err
 		}
-	case m.mark.Ended && m.mark.Deletes && m.mark.Backup == m.report.Report.ID && m.deletes:
+	case m.mark.Ended && m.mark.Deletes && m.mark.Backup == last && m.deletes:
 	case m.mark.Ended && m.mark.Deletes:
 		return fmt.Errorf("%w: a vault was restored into it, from the backup %v and with a ledger, which has not ended", ErrNotEmpty, m.mark.Backup)
 	case m.mark.Ended:
 		return fmt.Errorf("%w: a vault was restored into it, which Options.Thaw with %v opens", ErrNotEmpty, m.mark.ID)
-	case m.mark.Backup != m.report.Report.ID:
+	case m.reached < 0:
 		return fmt.Errorf("%w: the restoration of another backup, %v, has begun in it", ErrNotEmpty, m.mark.Backup)
 	}
 	m.report.ID = m.mark.ID
@@ -189,7 +289,7 @@ func (m *restorer) chunk(ctx context.Context, number uint64, body []byte) (err e
 		err = fmt.Errorf("is of sort %d, which this program does not know", body[0])
 	}
 	if err != nil {
-		return damaged(number, "cannot be read: "+err.Error())
+		return m.stream.damagedAt(number, "cannot be read: "+err.Error())
 	}
 
 	kept := rows[:0]
@@ -208,8 +308,8 @@ func (m *restorer) chunk(ctx context.Context, number uint64, body []byte) (err e
 	}
 	switch {
 	case m.keyring.Version == 0:
-		return damaged(number, "cannot be restored: the vault had lost its keyring")
-	case number < m.mark.Chunks:
+		return m.stream.damagedAt(number, "cannot be restored: the vault had lost its keyring")
+	case m.at < m.reached, number < m.mark.Chunks:
 		return nil
 	case body[0] == sortSpan:
 		return m.span(ctx, number, s, kept)
@@ -284,63 +384,60 @@ func (m *restorer) writeMark(ctx context.Context, next *ledger.Restoration, firs
 	return nil
 }
 
-// end verifies the end, and writes the keyring.
-func (m *restorer) end(ctx context.Context, number uint64, body []byte) (*Restored, error) {
+// ends verifies the end of a link.
+func (m *restorer) ends(number uint64, body []byte) (*end, error) {
 	e := new(end)
 	var f tlv.Fields
-	f.From(body[1:])
+	f.From(bytes.Clone(body[1:]))
 	e.fields(&f)
 	var records, gone int64
 	for _, c := range e.counts {
 		records, gone = records+c.records, gone+c.gone
 	}
 	if f.Err() != nil || e.chunks != number || !bytes.Equal(e.digest, m.stream.before) || records != m.report.Records || gone != m.report.Deleted {
-		return nil, damaged(number, "does not agree with the chunks before")
+		return nil, m.stream.damagedAt(number, "does not agree with the chunks before")
 	}
-	switch n, err := io.ReadFull(m.stream.r, make([]byte, 1)); {
-	case n > 0:
-		return nil, damaged(number, "is not the last: something follows")
-	case err != io.EOF:
-		return nil, fmt.Errorf("cardvault: reading the backup: %w", err)
-	}
-
-	opened, err := ledger.OpenKeyring(ctx, m.ring, m.keyring)
-	if err == nil && opened.Keys.Vault != m.vault {
-		err = damaged(number, "ends with the keyring of another vault")
-	}
-	if err != nil {
-		return nil, err
-	}
-	if m.moves != uuid.Nil && opened.Keys.Fence == nil { // the keyring follows once nothing changes any more
-		return m.reported(e, number), nil
-	}
-	keyring, replaced, err := opened.Renewed(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if next := *m.mark; !next.Ended {
-		next.Ended, next.Deletes = true, m.deletes
-		err = m.writeMark(ctx, &next, func(tx store.Tx) {
-			if replaced.Kind != 0 {
-				tx.Delete(replaced.Kind, replaced.ID)
-			}
-			for _, r := range keyring { // a planted one would be in the way
-				tx.Delete(r.Kind, r.ID)
-			}
-		}, keyring)
-		if err != nil {
-			return nil, err
+	if m.at+1 < len(m.links) {
+		if next := m.links[m.at+1]; !hmac.Equal(next.head.baseEnd, m.stream.mac) {
+			return nil, fmt.Errorf("%w: %s is an increment of another end of the backup before it", ErrChain, next.stream.what)
 		}
 	}
+	if err := m.stream.over(number); err != nil {
+		return nil, err
+	}
 
-	return m.reported(e, number), nil
-}
-
-// reported returns the report, once the end of the stream was read.
-func (m *restorer) reported(e *end, number uint64) *Restored {
 	m.report.At, m.report.Damaged, m.report.Bytes, m.report.Chunks = e.at, e.damaged, m.stream.read, number+1
 	for _, t := range e.terms {
 		m.report.Terms = append(m.report.Terms, uint32(t))
 	}
-	return &m.report
+	return e, nil
+}
+
+// end writes the keyring, once the end of the last link was read.
+func (m *restorer) end(ctx context.Context, e *end) error {
+	opened, err := ledger.OpenKeyring(ctx, m.ring, m.keyring)
+	if err == nil && opened.Keys.Vault != m.vault {
+		err = m.stream.damagedAt(e.chunks, "ends with the keyring of another vault")
+	}
+	if err != nil {
+		return err
+	}
+	if m.moves != uuid.Nil && opened.Keys.Fence == nil { // the keyring follows once nothing changes any more
+		return nil
+	}
+	keyring, replaced, err := opened.Renewed(ctx)
+	if err != nil || m.mark.Ended {
+		return err
+	}
+
+	next := *m.mark
+	next.Ended, next.Deletes = true, m.deletes
+	return m.writeMark(ctx, &next, func(tx store.Tx) {
+		if replaced.Kind != 0 {
+			tx.Delete(replaced.Kind, replaced.ID)
+		}
+		for _, r := range keyring { // a planted one would be in the way
+			tx.Delete(r.Kind, r.ID)
+		}
+	}, keyring)
 }

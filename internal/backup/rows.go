@@ -23,6 +23,7 @@ const (
 // A scanner reads the records of a store in short Views.
 type scanner struct {
 	view func(context.Context, func(store.ReadTx) error) error
+	ends byte // an id ends a block if its hash has none of these bits
 }
 
 // A place is where a scan goes on.
@@ -96,7 +97,20 @@ type fullBlock struct {
 	damaged int // records that the store could not read
 }
 
-const blockEnd = 1<<7 - 1 // an id of about so many ends a block
+// One id of about so many ends a block. A block of a manifest is small, because one changed record
+// ships all of it; the other place of a move need not keep a list of its blocks.
+const (
+	blockEnd = 1<<7 - 1
+	fineEnd  = 1<<3 - 1
+)
+
+// none is the sum of no records.
+var none = sumOf(nil)
+
+// isEmptyKind reports whether the block is all that a kind without records has.
+func (b *block) isEmptyKind() bool {
+	return b.records == 0 && b.after == uuid.Nil && b.through == uuid.Max && b.sum == none
+}
 
 // blocks reads the next blocks of one kind. A page has one at least: it has as many records as a
 // block has at most.
@@ -118,7 +132,7 @@ func (c *scanner) blocks(ctx context.Context, at place) (all []*fullBlock, next 
 	}
 	for i, row := range p.rows {
 		size += len(row.Shown) + len(row.Secret)
-		if sum := sha256.Sum256(row.ID[:]); sum[0]&blockEnd == 0 || i+1-from >= pageRows || size >= pageBytes {
+		if sum := sha256.Sum256(row.ID[:]); sum[0]&c.ends == 0 || i+1-from >= pageRows || size >= pageBytes {
 			cut(i+1, row.ID)
 		}
 	}
@@ -173,7 +187,7 @@ type walk struct {
 
 // walkOf returns a walk through the records of a store.
 func walkOf(s store.Store) *walk {
-	c, at := &scanner{s.View}, place{kind: 1}
+	c, at := &scanner{s.View, blockEnd}, place{kind: 1}
 	var read []*fullBlock
 	return &walk{next: func(ctx context.Context) (b *block, err error) {
 		for len(read) == 0 {
@@ -199,7 +213,13 @@ func (w *walk) has(ctx context.Context, b *block) (bool, error) {
 		}
 		w.at, w.over = next, next == nil
 	}
-	return !w.over && b.kind != ledger.KindMeta && *w.at == *b, nil
+	switch {
+	case b.kind == ledger.KindMeta:
+		return false, nil
+	case w.over || w.at.kind != b.kind: // a manifest leaves kinds without records out
+		return b.isEmptyKind(), nil
+	}
+	return *w.at == *b, nil
 }
 
 // before reports whether s begins before another span.

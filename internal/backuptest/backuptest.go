@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -185,7 +186,7 @@ func BesideWrites(t *testing.T, from store.Store, most int, into ...store.Store)
 	}
 
 	for i, place := range into {
-		restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), bytes.NewReader(slow.Bytes()), false, nil)
+		restored, err := backup.Restore(t.Context(), place, ledgertest.Ring(), []io.Reader{bytes.NewReader(slow.Bytes())}, false, nil)
 		if err != nil {
 			t.Fatalf("place %d: %v", i, err)
 		}
@@ -194,6 +195,91 @@ func BesideWrites(t *testing.T, from store.Store, most int, into ...store.Store)
 		}
 		compare(t, place, slow.writers, least)
 	}
+}
+
+// Chain makes a full backup and increments of a store that changes in between, and beside some of
+// them. It restores them into each of the others, where one restoration ends early and is repeated.
+// Each then has the records of the last instant, and no other.
+func Chain(t *testing.T, seed uint64, from store.Store, into ...store.Store) {
+	l := ledgertest.On(t, from, ledger.Families{})
+	random := rand.New(rand.NewPCG(seed, 2))
+	slow := new(slowWriter)
+	for i := range writers {
+		slow.writers = append(slow.writers, &writer{id: i, random: rand.New(rand.NewPCG(seed, uint64(i))), rows: map[store.Key]*store.Record{}})
+	}
+
+	var streams [][]byte
+	var manifest []byte
+	var last *backup.Report
+	var least []uint64
+	for range 2 + random.IntN(4) {
+		for _, w := range slow.writers {
+			for range 1 + random.IntN(8) {
+				if err := w.update(from, 40); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		least = nil
+		for _, w := range slow.writers {
+			least = append(least, uint64(w.done.Load()))
+		}
+
+		var next bytes.Buffer
+		c := backup.Config{Ledger: l, Manifest: &next, Most: []int{0, 20}[random.IntN(2)]}
+		if last != nil {
+			c.Since = bytes.NewReader(manifest)
+		}
+		slow.Buffer, slow.calls = bytes.Buffer{}, 24
+		before := last
+		last = linkOf(t, from, slow, c, random.IntN(2) == 0)
+		if before != nil && last.Since != before.ID || last.Bytes != int64(slow.Len()) {
+			t.Errorf("report %+v of %d bytes, after %+v", last, slow.Len(), before)
+		}
+		streams, manifest = append(streams, slow.Bytes()), next.Bytes()
+	}
+
+	for i, place := range into {
+		cut := random.IntN(len(streams))
+		_, err := restoreChain(t, place, streams, cut, random.IntN(len(streams[cut])))
+		if !errors.Is(err, ledger.ErrDamaged) {
+			t.Fatalf("seed %d, place %d: link %d of %d that is cut off: %v", seed, i, cut, len(streams), err)
+		}
+		restored, err := restoreChain(t, place, streams, 0, len(streams[0]))
+		if err != nil {
+			t.Fatalf("seed %d, place %d: %v", seed, i, err)
+		}
+		if restored.Report.ID != last.ID || len(restored.Bases) != len(streams)-1 || !restored.At.Equal(last.At) {
+			t.Errorf("seed %d, place %d: restored %+v of %+v", seed, i, restored, last)
+		}
+		compare(t, place, slow.writers, least)
+	}
+}
+
+// linkOf makes one backup of a chain, beside writes or not.
+func linkOf(t *testing.T, from store.Store, slow *slowWriter, c backup.Config, beside bool) *backup.Report {
+	t.Helper()
+	if beside {
+		return duringWrites(t, from, slow, func() (*backup.Report, error) { return backup.Make(t.Context(), c, slow) })
+	}
+	report, err := backup.Make(t.Context(), c, &slow.Buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// restoreChain restores backups, one of which is cut off.
+func restoreChain(t *testing.T, place store.Store, streams [][]byte, cut, at int) (*backup.Restored, error) {
+	t.Helper()
+	var readers []io.Reader
+	for i, s := range streams {
+		if i == cut {
+			s = s[:at]
+		}
+		readers = append(readers, bytes.NewReader(s))
+	}
+	return backup.Restore(t.Context(), place, ledgertest.Ring(), readers, false, nil)
 }
 
 // duringWrites makes a backup while the writers write.

@@ -103,8 +103,9 @@ type Auditor interface {
 	// Note records a call that has written nothing. An error refuses it.
 	Note(ctx context.Context, a Account, op Operation, object uuid.UUID, err error) error
 
-	// NoteFirst stores the record of a call that is about to begin. An error refuses it.
-	NoteFirst(ctx context.Context, a Account, op Operation, object uuid.UUID) error
+	// NoteFirst stores the record of a call that is about to begin, or says that it is lost and the
+	// call goes on without. An error refuses it.
+	NoteFirst(ctx context.Context, a Account, op Operation, object uuid.UUID) (lost bool, err error)
 }
 
 // An Entry is the record of a write on its way into the store.
@@ -182,9 +183,9 @@ func (a Account) Note(ctx context.Context, op Operation, object uuid.UUID, err e
 
 // NoteFirst records a call in the audit log before it begins, such as a backup.
 // The record is durable when NoteFirst returns nil, unless calls go on without records.
-func (a Account) NoteFirst(ctx context.Context, op Operation, object uuid.UUID) error {
+func (a Account) NoteFirst(ctx context.Context, op Operation, object uuid.UUID) (lost bool, err error) {
 	if a.config.Audit == nil {
-		return nil
+		return false, nil
 	}
 	return a.config.Audit.NoteFirst(ctx, a.In(a.ID), op, object)
 }

@@ -29,6 +29,8 @@ func TestBackup(t *testing.T) {
 	backuptest.BesideWrites(t, place(0), 0, place(0), memstore.New())
 	backuptest.BesideWrites(t, place(4), 0, place(4), place(0))
 	backuptest.BesideWrites(t, memstore.New(), 300, place(4))
+	backuptest.Chain(t, 1, place(4), place(0), memstore.New())
+	backuptest.Chain(t, 2, memstore.New(), place(4))
 }
 
 // A snapshot outlives the time after which the server ends other transactions that are idle.
