@@ -226,7 +226,7 @@ func Chain(t *testing.T, seed uint64, from store.Store, into ...store.Store) {
 		}
 
 		var next bytes.Buffer
-		c := backup.Config{Ledger: l, Manifest: &next, Most: []int{0, 20}[random.IntN(2)]}
+		c := backup.Config{Ledger: l, Manifest: &next, Most: []int{0, 300}[random.IntN(2)]}
 		if last != nil {
 			c.Since = bytes.NewReader(manifest)
 		}
