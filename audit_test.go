@@ -145,7 +145,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-func noErr(t *testing.T, err error) {
+func noErr(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

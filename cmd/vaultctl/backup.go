@@ -15,17 +15,20 @@ import (
 
 	"filippo.io/age"
 	"github.com/cardvault/cardvault"
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 )
 
 func (c *cli) backup() *cobra.Command {
-	var file, recipientsFile string
+	var file, since, manifest, recipientsFile string
 	var recipients []string
 	cmd := &cobra.Command{
 		Use:   "backup",
 		Short: "Write a backup of the vault",
 		Long: "Backup writes all records of the vault as they are at one instant, to a new file or to standard output. " +
 			"They stay sealed, and the key file is not among them: keep a copy of it apart from all backups.\n\n" +
+			"With --manifest the next backup can be an increment, which has only what has changed: name that manifest with --since. " +
+			"A manifest has hashes, ids and numbers of records, and is not encrypted. Restore needs the full backup and all increments since.\n\n" +
 			"With a recipient the backup is encrypted once more, by age, and restore needs the identity file of one of them. This is outside of FIPS 140-3.\n\n" +
 			"The exit status is 3 if records cannot be read: the backup is whole without them. Keep an older one too.",
 		Args: cobra.NoArgs,
@@ -40,34 +43,69 @@ func (c *cli) backup() *cobra.Command {
 					return misuseError{errors.New("a backup is not for a terminal: use --out FILE, or redirect standard output")}
 				}
 				c.out = c.errs // the result goes beside the backup
-			} else if _, err := os.Lstat(file); err == nil {
-				return fmt.Errorf("--out %s: %w", file, fs.ErrExist)
+			}
+			for flag, path := range map[string]string{"--out": file, "--manifest": manifest} {
+				if _, err := os.Lstat(path); err == nil && path != "-" {
+					return fmt.Errorf("%s %s: %w", flag, path, fs.ErrExist)
+				}
 			}
 
 			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
 				b := &backupJob{vault: v, to: to, progress: c.progress("", 0)}
-				if file == "-" {
-					err = b.write(ctx, &patient{ctx: ctx, Writer: stream})
-				} else {
-					err = newFile(file, func(w io.Writer) error { return b.write(ctx, w) })
+				if since != "" {
+					f, err := os.Open(since)
+					if err != nil {
+						return fmt.Errorf("--since: %w", err)
+					}
+					defer f.Close()
+					b.since = f
+				}
+
+				write := func() error { return b.write(ctx, &patient{ctx: ctx, Writer: stream}) }
+				if file != "-" {
+					write = func() error { return newFile(file, func(w io.Writer) error { return b.write(ctx, w) }) }
+				}
+				if manifest == "" {
+					err = write()
+				} else { // it appears after the backup
+					err = newFile(manifest, func(w io.Writer) error {
+						b.manifest = w
+						return write()
+					})
 				}
 				b.progress.end()
 				if err != nil {
 					return err
 				}
-				r := b.report
-				return errors.Join(c.show(object{
-					"file": file, "backup_id": r.ID, "at": r.At, "records": r.Records, "deleted": r.Deleted, "damaged": r.Damaged,
-					"bytes": r.Bytes, "chunks": r.Chunks, "terms": r.Terms, "encrypted": len(to) > 0,
-				}, fmt.Sprintf("backup %s of %s: %d records, %s\n", r.ID, date(r.At), r.Records, size(r.Bytes))), b.damaged)
+				return errors.Join(c.showBackup(b, file, manifest), b.damaged)
 			})(cmd, args)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "out", "-", "`file` to make; - is standard output")
+	f.StringVar(&since, "since", "", "manifest `file` of an earlier backup: write an increment of it")
+	f.StringVar(&manifest, "manifest", "", "`file` to make for --since of the next backup")
 	f.StringArrayVar(&recipients, "recipient", nil, "age recipient to encrypt the backup to, such as `age1…`; may be repeated")
 	f.StringVar(&recipientsFile, "recipients-file", "", "`file` with an age recipient in each line")
 	return cmd
+}
+
+// showBackup prints the report of a backup.
+func (c *cli) showBackup(b *backupJob, file, manifest string) error {
+	r := b.report
+	since, text := "", fmt.Sprintf("backup %s of %s: %d records, %s\n", r.ID, date(r.At), r.Records, size(r.Bytes))
+	if r.Since != uuid.Nil {
+		since = r.Since.String()
+		text += fmt.Sprintf("It is an increment of %s, and leaves out %d unchanged records.\n", r.Since, r.Unchanged)
+	}
+	if r.Unrecorded {
+		c.note("The audit log has no record of this backup: it could not be stored.")
+	}
+	return c.show(object{
+		"file": file, "manifest": manifest, "backup_id": r.ID, "since": since, "at": r.At, "records": r.Records, "unchanged": r.Unchanged,
+		"deleted": r.Deleted, "damaged": r.Damaged, "bytes": r.Bytes, "chunks": r.Chunks, "terms": r.Terms, "encrypted": len(b.to) > 0,
+		"unrecorded": r.Unrecorded,
+	}, text)
 }
 
 // A backupJob makes one backup.
@@ -75,6 +113,8 @@ type backupJob struct {
 	vault    *cardvault.Vault
 	to       []age.Recipient
 	progress *progress
+	since    io.ReadSeeker // nil: the backup is full
+	manifest io.Writer     // nil: none
 
 	report  *cardvault.BackupReport
 	damaged error // of a whole backup without some records
@@ -88,7 +128,7 @@ func (b *backupJob) write(ctx context.Context, w io.Writer) (err error) {
 		}
 		w = sealed
 	}
-	b.report, err = b.vault.Backup(ctx, w, &cardvault.BackupOptions{Progress: b.progress.moved})
+	b.report, err = b.vault.Backup(ctx, w, &cardvault.BackupOptions{Progress: b.progress.moved, Since: b.since, Manifest: b.manifest})
 	if b.report != nil && errors.Is(err, cardvault.ErrDamaged) {
 		b.damaged, err = err, nil
 	}
@@ -127,14 +167,15 @@ func (c *cli) restore() *cobra.Command {
 	var identities, ledger string
 	var proof proofFlags
 	cmd := &cobra.Command{
-		Use:   "restore FILE",
+		Use:   "restore FILE [INCREMENT]...",
 		Short: "Restore a backup into an empty place",
 		Long: "Restore writes the records of a backup into the place of --vault or --store, which must be empty, and prints the id that thaws the vault. FILE may be - for standard input. " +
 			"The place may be of another sort than the one that was backed up. --key is the key file of the time of the backup.\n\n" +
-			"Each part is verified before it is written. The exit status is 3 if the backup was changed or cut off. After any error restore can be repeated with the same backup.\n\n" +
+			"Name the increments of the backup behind it, all and in their order: the vault is restored as the last one has it, and --key is of the time of that one. One that is missing, or in another's place, is refused by its id.\n\n" +
+			"Each part is verified before it is written. The exit status is 3 if the backup was changed or cut off. After any error restore can be repeated with the same files.\n\n" +
 			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again, unless --ledger names a folder of audit export --all from after it: " +
 			"tokens, API keys and webhooks whose deletion it has are deleted again. A ledger that was edited or cut off is refused, and one with breaks unless --known-break names them.",
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx := c.actor(cmd.Context())
 			keys, err := c.keyring(ctx, c.key, c.passphraseFile)
@@ -147,17 +188,23 @@ func (c *cli) restore() *cobra.Command {
 					return err
 				}
 			}
-			in, err := c.openBackup(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			defer in.Close()
-			stream, err := in.plain(ctx, identities)
-			if err != nil {
-				return err
+			var chain []*source
+			var streams []io.Reader
+			for _, path := range args {
+				in, err := c.openBackup(ctx, path)
+				if err != nil {
+					return err
+				}
+				defer in.Close()
+				stream, err := in.plain(ctx, identities)
+				if err != nil {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+				chain, streams = append(chain, in), append(streams, stream)
 			}
 
-			return c.restoreFrom(ctx, keys, in, stream, opts)
+			opts.Increments = streams[1:]
+			return c.restoreFrom(ctx, keys, chain, streams[0], opts)
 		},
 	}
 	cmd.Flags().StringVar(&identities, "identity", "", "age identity `file` that opens an encrypted backup, such as /dev/fd/3")
@@ -167,32 +214,48 @@ func (c *cli) restore() *cobra.Command {
 }
 
 // restoreFrom restores a backup into the place of the flags.
-func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, in *source, stream io.Reader, opts *cardvault.RestoreOptions) (err error) {
+func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []*source, stream io.Reader, opts *cardvault.RestoreOptions) (err error) {
 	s, err := c.openStore(ctx, true)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 
-	p := c.progress("bytes of the backup", in.size)
+	size := int64(0) // 0: unknown
+	for _, in := range chain {
+		if size += in.size; in.size == 0 {
+			size = 0
+			break
+		}
+	}
+	p := c.progress("bytes of the backup", size)
 	defer p.end()
 	opts.Progress = func(at cardvault.BackupProgress) {
-		if in.size == 0 {
+		left := size
+		for _, in := range chain {
+			left -= in.read
+		}
+		if size == 0 {
 			p.moved(at)
 		} else {
-			p.left(in.size - in.read)
+			p.left(left)
 		}
 	}
 	restored, err := cardvault.Restore(ctx, s, keys, stream, opts)
 	if err != nil {
 		return err
 	}
-	if in.size > 0 {
+	if size > 0 {
 		p.left(0)
 	}
 	p.end()
 
 	b := restored.Backup
+	bases := []uuid.UUID{}
+	for _, base := range restored.Bases {
+		b.Records, b.Bytes, b.Chunks = b.Records+base.Records, b.Bytes+base.Bytes, b.Chunks+base.Chunks
+		bases = append(bases, base.ID)
+	}
 	c.note("%d records of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", b.Records, date(b.At))
 	if opts.Ledger != nil {
 		c.note("%d objects were deleted again.", restored.Deleted)
@@ -202,7 +265,7 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, in *sour
 	}
 	return c.show(object{
 		"id": restored.ID, "deleted_again": restored.Deleted, "lost": restored.Lost,
-		"backup_id": b.ID, "at": b.At, "records": b.Records, "deleted": b.Deleted, "damaged": b.Damaged,
+		"backup_id": b.ID, "bases": bases, "at": b.At, "records": b.Records, "deleted": b.Deleted, "damaged": b.Damaged,
 		"bytes": b.Bytes, "chunks": b.Chunks, "terms": b.Terms,
 	}, restored.ID.String()+"\n")
 }

@@ -166,6 +166,7 @@ var languages = map[string]string{
 	"README.md: Try it: sh":                                             "TestServer of examples/server",
 	"README.md: Run the tests: sh":                                      "TestReferences of internal/doctest knows the targets of make",
 	"docs/audit.md: In the sandbox: sh":                                 "TestKilled of examples/server exports and verifies such a log",
+	"docs/operating.md: Increments: sh":                                 "increment.txtar of cmd/vaultctl has the commands",
 	"docs/operating.md: Keep what was deleted deleted: sh":              "ledger.txtar of cmd/vaultctl has the commands",
 	"docs/move.md: Settings: sh":                                        "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/move.md: Move: sh":                                            "printed.txtar of cmd/vaultctl runs the lines",
