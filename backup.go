@@ -32,8 +32,8 @@ type BackupReport struct {
 	Deleted int64     // in the stream: records that were deleted while it was made
 	Damaged int64     // that the store could not read, and that are missing
 
-	// Since is the ID of the backup that this one is an increment of. Zero: it is a full one.
-	// Unchanged counts the records that are in that backup, or in one before it, and not in this.
+	// Since is the ID of the base of an increment, zero for a full backup. Unchanged counts the
+	// records that the base has, or a backup before it, and the increment leaves out.
 	Since     uuid.UUID
 	Unchanged int64
 
@@ -51,8 +51,8 @@ type RestoreReport struct {
 	ID     uuid.UUID // for [Options.Thaw]
 	Backup BackupReport
 
-	// Bases describes the backups of which Backup is an increment, in their order: Backup is then
-	// the last of RestoreOptions.Increments.
+	// Bases describes the earlier backups of a chain, in their order: Backup is then the last of
+	// RestoreOptions.Increments.
 	Bases []BackupReport
 
 	// Deleted is the number of objects that were deleted again: see [RestoreOptions.Ledger].
@@ -69,13 +69,13 @@ type BackupOptions struct {
 	Progress func(BackupProgress)
 
 	// Since is the manifest of an earlier backup of the vault. The new backup is then an
-	// increment, which has only what has changed since: see [RestoreOptions.Increments]. It is
+	// increment, which has only the records of changed groups: see [RestoreOptions.Increments]. It is
 	// read twice. If nil, the backup is full.
 	Since io.ReadSeeker
 
-	// Manifest gets the manifest of this backup, for Since of the next one: the hashes of its
-	// records in groups of about eight, in a hundredth of the size of a full backup. Only a whole
-	// backup has a whole manifest, and an incomplete one is refused. If nil, there is none.
+	// Manifest takes the manifest of this backup, for Since of the next one: the hashes of its
+	// records in groups of about eight, in a fortieth of the size of a full backup. Only a whole
+	// backup has a whole manifest, and an incomplete one is refused. If nil, none is written.
 	Manifest io.Writer
 }
 
@@ -85,7 +85,7 @@ type RestoreOptions struct {
 
 	// Increments are the backups since, in their order: each was made with the manifest of the one
 	// before it as BackupOptions.Since. The vault is restored as the last one has it, and keys has
-	// to have the key-encryption key of that time alone. If nil, there are none.
+	// to have the key-encryption key of that time alone. If nil, the backup is restored alone.
 	Increments []io.Reader
 
 	// Ledger names the deletions after the backup. They are repeated before the vault can be
@@ -141,6 +141,7 @@ func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_
 	if adapter.IsNil(w) {
 		return nil, required("Writer")
 	}
+
 	// Damage and lack of room do not pass by themselves, and a backup is the way out of both.
 	unrecorded, err := v.whole().rows.NoteFirst(ctx, opBackup, uuid.Nil)
 	switch {

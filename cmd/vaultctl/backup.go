@@ -221,21 +221,21 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 
-	size := int64(0) // 0: unknown
+	total := int64(0) // 0: unknown
 	for _, in := range chain {
-		if size += in.size; in.size == 0 {
-			size = 0
+		if total += in.size; in.size == 0 {
+			total = 0
 			break
 		}
 	}
-	p := c.progress("bytes of the backup", size)
+	p := c.progress("bytes of the backup", total)
 	defer p.end()
 	opts.Progress = func(at cardvault.BackupProgress) {
-		left := size
+		left := total
 		for _, in := range chain {
 			left -= in.read
 		}
-		if size == 0 {
+		if total == 0 {
 			p.moved(at)
 		} else {
 			p.left(left)
@@ -245,7 +245,7 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 	if err != nil {
 		return err
 	}
-	if size > 0 {
+	if total > 0 {
 		p.left(0)
 	}
 	p.end()

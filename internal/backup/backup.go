@@ -57,7 +57,7 @@ type Config struct {
 	Most     int            // changed records that are held one by one; 0: 131,072
 
 	Since    io.ReadSeeker // the manifest of the base; nil: none, the backup is full
-	Manifest io.Writer     // gets the manifest of the backup; nil: none
+	Manifest io.Writer     // takes the manifest of the backup; nil: none
 
 	known *walk   // what the place has already; nil: nothing is left out
 	found *agreed // is set with known
@@ -284,6 +284,7 @@ func (m *maker) copySpan(ctx context.Context, s span) error {
 	if err := m.manifest.touched(s); err != nil {
 		return err
 	}
+
 	for {
 		p, err := m.scanner.page(ctx, place{s.kind, s.after}, 1)
 		if err != nil {

@@ -20,7 +20,7 @@ import (
 )
 
 // A manifest says which blocks a backup has, so that the next one leaves them out. It is the text
-// "cardvault manifest" and chunks, as those of a backup but under a key of their own:
+// "cardvault manifest" and chunks, in the form of a backup's but under a key of their own:
 //
 //	1 head    | fields 1 format | 2 id of the manifest | 3 vault | 4 id of the backup
 //	5 blocks  | kind (1) | last id (16) | number of records as uvarint | SHA-256 of them, for each
@@ -162,7 +162,7 @@ type manifest struct {
 
 var errManifest = errors.New("a list of blocks is malformed")
 
-// openManifest reads a manifest to its end, and keeps what was touched.
+// openManifest reads a manifest to its end, and keeps its touched spans.
 func openManifest(keys *seal.Keys, from io.ReadSeeker) (*manifest, error) {
 	m := &manifest{r: from}
 	r, err := m.begin(keys)
@@ -217,7 +217,7 @@ func (m *manifest) begin(keys *seal.Keys) (*reader, error) {
 	case h.format > manifestFormat:
 		return nil, fmt.Errorf("%w: the manifest has format %d, and this program reads up to %d", ledger.ErrFormat, h.format, manifestFormat)
 	case h.vault != keys.Vault:
-		return nil, fmt.Errorf("%w: the manifest is of another vault, %v", ErrChain, h.vault)
+		return nil, fmt.Errorf("%w: the manifest belongs to another vault, %v", ErrChain, h.vault)
 	}
 	r.sums = newSums(keys, h.id)
 	if !hmac.Equal(mac, r.sums.next(body)) {
@@ -331,7 +331,7 @@ func (s *spanSet) addAll(b []byte) error {
 	return nil
 }
 
-// sorted returns the spans in their order, and joins those that overlap.
+// sorted returns the spans in their order, and joins spans that overlap.
 func (s *spanSet) sorted() []span {
 	s.merge(func(a, b *span) bool { return a.kind == b.kind && bytes.Compare(b.after[:], a.through[:]) <= 0 })
 	return s.all

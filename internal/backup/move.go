@@ -72,7 +72,7 @@ func (a *agreed) add(b *block, same bool) {
 
 // Compare returns the number of records, and ErrDamaged unless both places have the same ones. The
 // records of the keyring differ. The last copy was made behind a fence, so it has compared all
-// blocks but those that it has written.
+// blocks except the written ones.
 func (m *Mover) Compare(ctx context.Context) (records int64, err error) {
 	to := &scanner{view: m.To.View}
 	for _, b := range m.last.written {

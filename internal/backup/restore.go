@@ -32,7 +32,7 @@ type Restored struct {
 }
 
 // Restore writes the records of a stream into an empty store, chunk by chunk, each once it is
-// verified, and then those of its increments, each in its order. The keyring comes last, with a
+// verified, and then the records of its increments, in their order. The keyring comes last, with a
 // new term: before that the store has no vault. Restore goes on with a restoration of the same
 // backups that has ended early. With deletes, the vault does not open before Delete has ended.
 func Restore(ctx context.Context, s store.Store, ring ledger.Ring, streams []io.Reader, deletes bool, progress func(Progress)) (*Restored, error) {
@@ -127,7 +127,7 @@ func (m *restorer) heads(ctx context.Context) error {
 	m.vault = opened.Keys.Vault
 	for i, l := range m.links {
 		if l != last && l.head.vault != m.vault {
-			return fmt.Errorf("%w: %s is of another vault than the last one", ErrChain, l.stream.what)
+			return fmt.Errorf("%w: %s belongs to another vault than the last one", ErrChain, l.stream.what)
 		}
 		l.stream.sums = newSums(opened.Keys, l.head.backup)
 		if !hmac.Equal(macs[i], l.stream.sums.next(bodies[i])) || l.head.vault != m.vault {
@@ -163,17 +163,17 @@ func (l *link) read() (body, mac []byte, err error) {
 // chained returns ErrChain unless the first link is a full backup and each other one an increment
 // of the link before it.
 func (m *restorer) chained() error {
-	before := &link{stream: &reader{what: "no backup"}}
+	base := &link{stream: &reader{what: "no backup"}}
 	for i, l := range m.links {
-		switch base := l.head.base; {
-		case i == 0 && base != uuid.Nil:
-			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v: begin with the full one", ErrChain, l.stream.what, l.head.backup, base)
-		case i > 0 && base == uuid.Nil:
+		switch of := l.head.base; {
+		case i == 0 && of != uuid.Nil:
+			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v: begin with the full one", ErrChain, l.stream.what, l.head.backup, of)
+		case i > 0 && of == uuid.Nil:
 			return fmt.Errorf("%w: %s, %v, is full: begin with it", ErrChain, l.stream.what, l.head.backup)
-		case base != before.head.backup:
-			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v, and before it comes %v", ErrChain, l.stream.what, l.head.backup, base, before.head.backup)
+		case of != base.head.backup:
+			return fmt.Errorf("%w: %s, %v, is an increment of the backup %v, and before it comes %v", ErrChain, l.stream.what, l.head.backup, of, base.head.backup)
 		}
-		before = l
+		base = l
 	}
 	return nil
 }
@@ -256,6 +256,7 @@ func (m *restorer) occupy(ctx context.Context) error {
 func (m *restorer) agree(ctx context.Context) error {
 	m.reached = slices.IndexFunc(m.links, func(l *link) bool { return l.head.backup == m.mark.Backup })
 	first, last := m.links[0].head.backup, m.links[len(m.links)-1].head.backup
+
 	switch {
 	case m.mark.Backup == uuid.Nil || m.moves != uuid.Nil: // each pass of a move begins anew
 		next := *m.mark
