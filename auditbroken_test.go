@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -490,6 +491,26 @@ func TestAuditSweepPasses(t *testing.T) {
 	})
 }
 
+// TestAuditBackupUnrecorded: with AuditContinue the report says whether the log has the backup.
+func TestAuditBackupUnrecorded(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := &partial{Store: memstore.New(), kind: auditRecords, err: store.ErrUnavailable}
+		v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), &cardvault.Options{
+			Mode: cardvault.Sandbox, Audit: &cardvault.AuditOptions{Failure: cardvault.AuditContinue},
+		})
+		noErr(t, err)
+		defer v.Close()
+		for _, lost := range []bool{false, true, false} {
+			s.of.Store(map[uuid.UUID]bool{uuid.Nil: lost})
+			report, err := v.Backup(t.Context(), io.Discard, nil)
+			noErr(t, err)
+			if report.Unrecorded != lost {
+				t.Errorf("the log has lost the record: %v, the report %+v", lost, report)
+			}
+		}
+	})
+}
+
 // TestAuditBackupOfDamaged: a backup is made although its record cannot be stored, if the store is
 // damaged or full. It is logged, and the log counts it later. Nothing else that leaves a vault does.
 func TestAuditBackupOfDamaged(t *testing.T) {
@@ -509,8 +530,8 @@ func TestAuditBackupOfDamaged(t *testing.T) {
 				s.of.Store(map[uuid.UUID]bool{uuid.Nil: true})
 				w := new(firstByte)
 				report, err := v.Backup(t.Context(), w, nil)
-				if (err == nil) != goesOn || (w.n > 0) != goesOn || goesOn && report.Records == 0 {
-					t.Errorf("Backup returned %v, %d bytes", err, w.n)
+				if (err == nil) != goesOn || (w.n > 0) != goesOn || goesOn && (report.Records == 0 || !report.Unrecorded) {
+					t.Errorf("Backup returned %+v, %v, %d bytes", report, err, w.n)
 				}
 				if !goesOn && !errors.Is(err, cardvault.ErrUnavailable) {
 					t.Error(err)
