@@ -74,8 +74,8 @@ type Box struct {
 	refill  func() error
 
 	setting   sync.Mutex
-	refilling sync.Mutex
-	failed    error // of the last refill
+	refilling chan struct{} // holds one while a refill is under way: unlike a Mutex, a wait for it lets the clock of a bubble go on
+	failed    error         // of the last refill
 	failedAt  time.Time
 	mu        sync.Mutex
 	accounts  map[uuid.UUID]*accountKeys
@@ -99,7 +99,7 @@ const maxAccounts = 4096
 // time, when the seals granted by Grant are used up; refill calls Grant or
 // returns why it cannot.
 func NewBox(k *Keys, refill func() error) *Box {
-	b := &Box{refill: refill, accounts: map[uuid.UUID]*accountKeys{}}
+	b := &Box{refill: refill, refilling: make(chan struct{}, 1), accounts: map[uuid.UUID]*accountKeys{}}
 	b.current.Store(&current{keys: k})
 	return b
 }
@@ -149,8 +149,8 @@ func (b *Box) take() (*Keys, error) {
 }
 
 func (b *Box) grantMore() error {
-	b.refilling.Lock()
-	defer b.refilling.Unlock()
+	b.refilling <- struct{}{}
+	defer func() { <-b.refilling }()
 	if b.failed != nil && time.Since(b.failedAt) < time.Second {
 		return b.failed // waiting callers do not try again one by one
 	}

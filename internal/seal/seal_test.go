@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/hiding"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/store"
@@ -390,6 +391,27 @@ func TestOpenDecryptsInPlace(t *testing.T) {
 			t.Errorf("%s part opened twice: %v", p.name, err)
 		}
 	}
+}
+
+// TestGrantInBubble: a refill that takes time ends in a bubble, although others wait for it.
+func TestGrantInBubble(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var box *seal.Box
+		box = seal.NewBox(seal.NewKeys(made), func() error {
+			time.Sleep(time.Minute)
+			box.Grant(box.Keys(), 10)
+			return nil
+		})
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if err := box.SealShown(sample(), nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
 }
 
 func TestGrantIsNeverExceeded(t *testing.T) {
