@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -259,15 +258,13 @@ func TestCloseKilled(t *testing.T) {
 			}
 		})
 
-		process := exec.Command(os.Args[0], "-test.run=^TestCloseKilled$")
-		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", closedChild, all*n/(most+1), dir)) // never, at first
-		out, err := process.CombinedOutput()
+		out, over := childKilled(t, "TestCloseKilled", closedChild, fmt.Sprint(all*n/(most+1), " ", dir)) // never, at first
 		if n == 0 {
-			if _, scanned := fmt.Sscanf(string(out), "steps %d", &all); err != nil || scanned != nil || all < 50 {
-				t.Fatalf("%v, %v\n%s", err, scanned, out)
+			if _, err := fmt.Sscanf(out, "steps %d", &all); !over || err != nil || all < 50 {
+				t.Fatalf("%v, %v\n%s", over, err, out)
 			}
-		} else if err == nil || strings.Contains(string(out), "FAIL") {
-			t.Fatalf("it was not killed: %v\n%s", err, out)
+		} else if over {
+			t.Fatalf("it was not killed\n%s", out)
 		}
 
 		bubble.Test(t, func(t *testing.T) {

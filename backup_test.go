@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -526,13 +525,7 @@ func TestRestoreKilled(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "backup"), b.stream, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		process := exec.Command(os.Args[0], "-test.run=^TestRestoreKilled$")
-		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", child, step, dir))
-		out, err := process.CombinedOutput()
-		over = err == nil
-		if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
-			t.Fatalf("step %d: %v\n%s", step, err, out)
-		}
+		_, over = childKilled(t, "TestRestoreKilled", child, fmt.Sprint(step, " ", dir))
 
 		s := boltIn(t, dir)
 		if n := len(backuptest.Records(t, s)); n > 0 {
@@ -544,7 +537,7 @@ func TestRestoreKilled(t *testing.T) {
 		if _, err := restore(t, s, b.stream); err != nil && !errors.Is(err, cardvault.ErrNotEmpty) {
 			t.Fatalf("step %d, repeated: %v", step, err)
 		}
-		_, err = cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), nil)
+		_, err := cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), nil)
 		var id uuid.UUID
 		if _, text, ok := strings.Cut(fmt.Sprint(err), "Options.Thaw to "); ok {
 			id, err = uuid.Parse(text)
@@ -759,13 +752,8 @@ func TestBackupKilled(t *testing.T) {
 		if err := errors.Join(b.vault.Close(), s.Close()); err != nil {
 			t.Fatal(err)
 		}
-		process := exec.Command(os.Args[0], "-test.run=^TestBackupKilled$")
-		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", child, step, dir))
-		out, err := process.CombinedOutput()
-		whole = err == nil
-		if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
-			t.Fatalf("step %d: %v\n%s", step, err, out)
-		}
+		var out string
+		out, whole = childKilled(t, "TestBackupKilled", child, fmt.Sprint(step, " ", dir))
 		stepsOf = step
 
 		stream, err := os.ReadFile(filepath.Join(dir, "backup"))
@@ -786,7 +774,7 @@ func TestBackupKilled(t *testing.T) {
 			t.Fatalf("step %d: %v", step, err)
 		}
 		b.works(t, v)
-		for line := range strings.Lines(string(out)) {
+		for line := range strings.Lines(out) {
 			if text, ok := strings.CutPrefix(strings.TrimSpace(line), "imported "); ok {
 				if _, err := v.Get(t.Context(), uuid.MustParse(text)); err != nil {
 					t.Errorf("step %d: a token that was acknowledged: %v", step, err)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -392,13 +391,7 @@ func TestLedgerKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		process := exec.Command(os.Args[0], "-test.run=^TestLedgerKilled$")
-		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", child, step, dir))
-		out, err := process.CombinedOutput()
-		over = err == nil
-		if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
-			t.Fatalf("step %d: %v\n%s", step, err, out)
-		}
+		_, over = childKilled(t, "TestLedgerKilled", child, fmt.Sprint(step, " ", dir))
 
 		s := boltIn(t, dir)
 		r, err := l.restore(t, s, ledgerOf(l.later...))

@@ -224,18 +224,25 @@ func TestKeyringKilled(t *testing.T) {
 	}
 }
 
+// childKilled runs a test in another process, whose orders are in a variable, and which is killed at
+// one of its steps. It returns the output, and whether the process ended by itself instead.
+func childKilled(t *testing.T, test, variable, orders string) (out string, over bool) {
+	t.Helper()
+	process := exec.Command(os.Args[0], "-test.run=^"+test+"$")
+	process.Env = append(os.Environ(), variable+"="+orders)
+	text, err := process.CombinedOutput()
+	if err != nil && (strings.Contains(string(text), "FAIL") || strings.Contains(string(text), "panic")) {
+		t.Fatalf("%s: %v\n%s", orders, err, text)
+	}
+	return string(text), err == nil
+}
+
 // killedAt makes a call in a process that is killed at a step. If it was not, the result is the
 // text of the process.
 func killedAt(t *testing.T, name, dir string, step int) string {
 	t.Helper()
-	process := exec.Command(os.Args[0], "-test.run=^TestKeyringKilled$")
-	process.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", killedChild, name, step, dir))
-	out, err := process.CombinedOutput()
-	if err == nil {
-		return string(out)
-	}
-	if strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic") {
-		t.Fatalf("step %d: %v\n%s", step, err, out)
+	if out, over := childKilled(t, "TestKeyringKilled", killedChild, fmt.Sprint(name, " ", step, " ", dir)); over {
+		return out
 	}
 	return ""
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -261,13 +260,7 @@ func TestMoveKilled(t *testing.T) {
 	for step, over := 1, false; !over; step += stride {
 		dir := t.TempDir()
 		noErr(t, errors.Join(os.WriteFile(filepath.Join(dir, "cardvault.db"), file, 0o600), os.Mkdir(filepath.Join(dir, "new"), 0o700)))
-		process := exec.Command(os.Args[0], "-test.run=^TestMoveKilled$")
-		process.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", child, step, dir))
-		out, err := process.CombinedOutput()
-		over = err == nil
-		if err != nil && (strings.Contains(string(out), "FAIL") || strings.Contains(string(out), "panic")) {
-			t.Fatalf("step %d: %v\n%s", step, err, out)
-		}
+		_, over = childKilled(t, "TestMoveKilled", child, fmt.Sprint(step, " ", dir))
 		l.afterKill(t, step, boltIn(t, dir), boltIn(t, filepath.Join(dir, "new")), &before, &fenced, &after)
 	}
 	if before < 2 || fenced < 5 || after < 1 {
