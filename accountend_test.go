@@ -296,4 +296,5 @@ func TestCloseKilled(t *testing.T) {
 			}
 		})
 	}
+	t.Logf("killed at %d of %d steps", most, all)
 }

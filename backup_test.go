@@ -551,6 +551,7 @@ func TestRestoreKilled(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	t.Logf("%d of the killed restorations had begun", begun)
 	if begun < 10 {
 		t.Errorf("%d restorations had begun when they were killed", begun)
 	}
@@ -787,6 +788,7 @@ func TestBackupKilled(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	t.Logf("killed at %d steps", stepsOf-1)
 	if stepsOf < 30 {
 		t.Errorf("%d steps", stepsOf)
 	}

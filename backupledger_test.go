@@ -417,6 +417,7 @@ func TestLedgerKilled(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	t.Logf("%d restorations were killed in the midst of their deletions", half)
 	if half == 0 {
 		t.Error("no restoration was killed in the midst of its deletions")
 	}

@@ -263,6 +263,7 @@ func TestMoveKilled(t *testing.T) {
 		_, over = childKilled(t, "TestMoveKilled", child, fmt.Sprint(step, " ", dir))
 		l.afterKill(t, step, boltIn(t, dir), boltIn(t, filepath.Join(dir, "new")), &before, &fenced, &after)
 	}
+	t.Logf("killed %d times before the fence, %d times behind it, and %d times after the move", before, fenced, after)
 	if before < 2 || fenced < 5 || after < 1 {
 		t.Errorf("killed %d times before the fence, %d times behind it, and %d times after the move", before, fenced, after)
 	}

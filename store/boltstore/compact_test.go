@@ -188,6 +188,7 @@ func TestCompactCrash(t *testing.T) {
 			t.Errorf("the file was compacted %d times", renamed)
 		}
 
+		t.Logf("%d losses of power", len(crashes))
 		for i, crash := range crashes {
 			s, err := openWith(t.Context(), filepath.Join(crash.dir, "vault.db"), nil, small)
 			if err != nil {

@@ -359,6 +359,7 @@ func TestDamage(t *testing.T) {
 			try(fmt.Sprintf("bit %d", bit), false, func(b []byte) []byte { b[bit/8] ^= 1 << (bit % 8); return b })
 		}
 	}
+	t.Logf("%d damaged files were noticed", found)
 	if found < 100 {
 		t.Errorf("only %d damaged files were noticed", found)
 	}

@@ -114,6 +114,7 @@ func TestScrub(t *testing.T) {
 	if n := left(t, s.path, 10_000); n > 0 {
 		t.Errorf("%d of 10000 deleted records have left something", n)
 	}
+	t.Log("searched for 10000 deleted records")
 	if n := left(t, s.path, 12_000); n != 2000 {
 		t.Errorf("%d records are there, want 2000", n)
 	}
@@ -248,6 +249,7 @@ func TestScrubCrash(t *testing.T) {
 		}
 	}
 	there.compare(t, s, "in the end")
+	t.Log("copied amid 40 scrubs, and after as many")
 }
 
 // TestScrubFails: a file that cannot be written is reported, and the store goes on.

@@ -271,15 +271,16 @@ func TestPowerCut(t *testing.T) {
 	t.Logf("%d changes of the disk and %d lines of the log in %v", len(d.actions), len(d.lines), time.Since(begun))
 
 	cuts := d.cuts(points(500, 10_000), rand.New(rand.NewPCG(1, 2)))
-	found := map[string]int{}
+	found, differ := map[string]int{}, 0
 	d.cutAt(t, cuts, true, false, func(c cut, wrong []string) bool {
 		found[c.op]++
 		if len(wrong) > 0 {
+			differ++
 			t.Errorf("cut before change %d, in %q, %v:\n%s", c.at, c.op, c.how, strings.Join(wrong[:min(5, len(wrong))], "\n"))
 		}
 		return true
 	})
-	t.Logf("%d cuts: %v", len(cuts), found)
+	t.Logf("%d cuts, after %d of which something was lost, came back or did not agree: %v", len(cuts), differ, found)
 	for _, op := range append(everything, "open") {
 		if found[op] == 0 {
 			t.Errorf("%s was never cut", op)
