@@ -111,6 +111,10 @@ type lookout struct {
 	// barred is set while the keyring has changed as a fence changes it, and this process cannot
 	// open it. Nothing is read then: the vault may be at work elsewhere.
 	barred atomic.Bool
+
+	// opening is there while a keyring that has changed like that is opened, and closed at the
+	// end. Reads wait for it, since a key provider may take long.
+	opening atomic.Pointer[chan struct{}]
 }
 
 // errBarred is returned for reads of a lookout that is barred.
@@ -121,6 +125,9 @@ var errBarred = fmt.Errorf("%w: the keyring of the vault has changed, and cannot
 func (l *Ledger) present(ctx context.Context) error {
 	if l.Box == nil {
 		return nil
+	}
+	if err := l.lookout.wait(ctx); err != nil {
+		return err
 	}
 	if err := l.Moved(); err != nil {
 		return err
@@ -136,6 +143,15 @@ func (l *Ledger) present(ctx context.Context) error {
 		return nil
 	}
 
+	l.look(ctx)
+	if err := l.Moved(); err != nil || !l.lookout.barred.Load() {
+		return err
+	}
+	return errBarred
+}
+
+// look loads the keyring if it has changed.
+func (l *Ledger) look(ctx context.Context) {
 	keys := l.Box.Keys()
 	fenced := false
 	err := l.store.View(ctx, uuid.Nil, func(tx store.ReadTx) error {
@@ -147,17 +163,43 @@ func (l *Ledger) present(ctx context.Context) error {
 		return err
 	})
 	switch {
-	case errors.Is(err, store.ErrNotFound):
-		err = l.reload(ctx)                                          // of other failures, those calls hear that need the keys
-		barred = err != nil && fenced && !errors.Is(err, ErrDamaged) // a keyring that is lost or was put back has no fence
 	case err == nil:
-		barred = false
+		l.lookout.barred.Store(false)
+	case errors.Is(err, store.ErrNotFound) && fenced:
+		defer l.lookout.open()()
+		err = l.reload(ctx)
+		l.lookout.barred.Store(err != nil && !errors.Is(err, errKeyringLost)) // a keyring that is lost or was put back has no fence
+	case errors.Is(err, store.ErrNotFound):
+		_ = l.reload(ctx) // those calls hear of a failure that need the keys
+		l.lookout.barred.Store(false)
 	}
-	l.lookout.barred.Store(barred)
-	if err := l.Moved(); err != nil || !barred {
-		return err
+	if err != nil && ctx.Err() != nil {
+		l.lookout.again()
 	}
-	return errBarred
+}
+
+// wait returns when no keyring with a fence is being opened.
+func (o *lookout) wait(ctx context.Context) error {
+	opening := o.opening.Load()
+	if opening == nil {
+		return nil
+	}
+	select {
+	case <-*opening:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// open lets reads wait until the function that it returns is called.
+func (o *lookout) open() func() {
+	opening := make(chan struct{})
+	o.opening.Store(&opening)
+	return func() {
+		o.opening.CompareAndSwap(&opening, nil)
+		close(opening)
+	}
 }
 
 // due reports whether it is time to look, to one caller.
@@ -168,6 +210,12 @@ func (o *lookout) due(counter store.Counter) bool {
 	}
 	now, last := time.Now().UnixNano(), o.at.Load()
 	return (now-last >= int64(trusted) || now < last) && o.at.CompareAndSwap(last, now)
+}
+
+// again has the next caller look: the context of the last one has ended meanwhile.
+func (o *lookout) again() {
+	o.changes.Store(0)
+	o.at.Store(0)
 }
 
 // heard returns a lateSeal for a transaction that has not looked for a count of seals, if its

@@ -58,16 +58,18 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// A lostKey unwraps nothing once it is lost.
-type lostKey struct{ lost atomic.Bool }
+// A faultyKey unwraps by fault, once that is set.
+type faultyKey struct {
+	fault atomic.Pointer[func(context.Context) ([]byte, error)]
+}
 
-func (*lostKey) KeyID() string { return "test" }
+func (*faultyKey) KeyID() string { return "test" }
 
-func (*lostKey) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
+func (*faultyKey) Wrap(_ context.Context, b, _ []byte) ([]byte, error) { return bytes.Clone(b), nil }
 
-func (k *lostKey) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
-	if k.lost.Load() {
-		return nil, errors.New("no key")
+func (k *faultyKey) Unwrap(ctx context.Context, b, _ []byte) ([]byte, error) {
+	if fault := k.fault.Load(); fault != nil {
+		return (*fault)(ctx)
 	}
 	return bytes.Clone(b), nil
 }
@@ -75,32 +77,95 @@ func (k *lostKey) Unwrap(_ context.Context, b, _ []byte) ([]byte, error) {
 // TestFenceWithoutKey: a process that cannot open the keyring with the fence reads nothing, and a
 // process without its key that meets another change goes on.
 func TestFenceWithoutKey(t *testing.T) {
+	for name, fault := range map[string]func(context.Context) ([]byte, error){
+		"no key":      func(context.Context) ([]byte, error) { return nil, errors.New("no key") },
+		"another key": func(context.Context) ([]byte, error) { return make([]byte, 32), nil },
+	} {
+		bubble.Test(t, func(t *testing.T) {
+			for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
+				key := new(faultyKey)
+				stale := ledgertest.OnRing(t, s, ledger.Ring{{Wrapper: key}})
+				other, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
+				read := func() error {
+					time.Sleep(2 * time.Second)
+					return stale.View(t.Context(), func(store.ReadTx) error { return nil })
+				}
+				noErr(t, read())
+				key.fault.Store(&fault)
+				noErr(t, other.RotateKeys(t.Context(), func(store.Tx) error { return nil }))
+				noErr(t, read())
+				_, err := mover.Fence(t.Context())
+				noErr(t, err)
+				for range 3 {
+					if err := read(); !errors.Is(err, ledger.ErrUnavailable) {
+						t.Errorf("%s: a read = %v", name, err)
+					}
+					if err := stale.View(t.Context(), func(store.ReadTx) error { return nil }); !errors.Is(err, ledger.ErrUnavailable) {
+						t.Errorf("%s: a read right after = %v", name, err)
+					}
+				}
+				key.fault.Store(nil)
+				if err := read(); !errors.Is(err, ledger.ErrMoved) {
+					t.Errorf("%s: a read with the key again = %v", name, err)
+				}
+			}
+		})
+	}
+}
+
+// TestFenceBesideASlowKey: while a process waits for the key that opens the keyring with the
+// fence, its other reads wait as well.
+func TestFenceBesideASlowKey(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
-			key := new(lostKey)
-			stale := ledgertest.OnRing(t, s, ledger.Ring{{Wrapper: key}})
-			other, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
-			read := func() error {
-				time.Sleep(2 * time.Second)
-				return stale.View(t.Context(), func(store.ReadTx) error { return nil })
+			key := new(faultyKey)
+			stale, mover := ledgertest.OnRing(t, s, ledger.Ring{{Wrapper: key}}), ledgertest.Mover(t, s)
+			read := func() error { return stale.View(t.Context(), func(store.ReadTx) error { return nil }) }
+			noErr(t, read())
+			hangs := func(ctx context.Context) ([]byte, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
 			}
-			noErr(t, read())
-			key.lost.Store(true)
-			noErr(t, other.RotateKeys(t.Context(), func(store.Tx) error { return nil }))
-			noErr(t, read())
+			key.fault.Store(&hangs)
 			_, err := mover.Fence(t.Context())
 			noErr(t, err)
-			for range 3 {
-				if err := read(); !errors.Is(err, ledger.ErrUnavailable) {
-					t.Errorf("a read without the key = %v", err)
-				}
-				if err := stale.View(t.Context(), func(store.ReadTx) error { return nil }); !errors.Is(err, ledger.ErrUnavailable) {
-					t.Errorf("a read right after = %v", err)
-				}
+			mover.Noticed()
+
+			var served atomic.Int32
+			for range 30 {
+				time.Sleep(500 * time.Millisecond)
+				go func() {
+					if read() == nil {
+						served.Add(1)
+					}
+				}()
 			}
-			key.lost.Store(false)
-			if err := read(); !errors.Is(err, ledger.ErrMoved) {
-				t.Errorf("a read with the key again = %v", err)
+			time.Sleep(time.Minute)
+			if n := served.Load(); n > 0 {
+				t.Errorf("%d reads were served", n)
+			}
+		}
+	})
+}
+
+// TestFenceLookedForAgain: a reader whose context ends while it looks for a fence leaves the look
+// to the next one.
+func TestFenceLookedForAgain(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		for _, s := range []store.Store{memstore.New(), uncounted{memstore.New()}} {
+			stale, mover := ledgertest.On(t, s, nil), ledgertest.Mover(t, s)
+			read := func(ctx context.Context) error {
+				return stale.View(ctx, func(store.ReadTx) error { return nil })
+			}
+			noErr(t, read(t.Context()))
+			_, err := mover.Fence(t.Context())
+			noErr(t, err)
+			time.Sleep(2 * time.Second)
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			_ = read(ended)
+			if err := read(t.Context()); !errors.Is(err, ledger.ErrMoved) {
+				t.Errorf("a read after one that was given up = %v", err)
 			}
 		}
 	})
