@@ -56,7 +56,7 @@ type Report struct {
 	Void    int64 // sequence numbers without a record
 	Open    int64 // records without a checkpoint yet: the end proves them, not the chain
 
-	Gaps []Gap // at most the first 1,000
+	Gaps []Gap // at most 1,000: the first that are not known, and then known ones
 }
 
 // A Gap is a place of the chain where a [Break] is.
@@ -355,14 +355,24 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 // gap notes a break, and how many checkpoints before it are missing.
 func (v *verifier) gap(c *Checkpoint, missing uint64) {
 	gap := Gap{c.Number, c.Hash(), c.At, missing, c.Break.Records}
+	known := v.knows(gap)
+	if len(v.report.Gaps) == maxGaps && !known {
+		if at := slices.IndexFunc(v.report.Gaps, v.knows); at >= 0 {
+			v.report.Gaps = slices.Delete(v.report.Gaps, at, at+1)
+		}
+	}
 	if len(v.report.Gaps) < maxGaps {
 		v.report.Gaps = append(v.report.Gaps, gap)
 	}
-	known := slices.ContainsFunc(v.opts.Known, func(k Gap) bool { return k.Hash == gap.Hash && k.Missing >= missing })
 	if v.broken == nil && !known {
 		v.broken = v.fault(Broken, fmt.Sprintf("proof is missing before this checkpoint: %d checkpoints are not there, and %d stored records have none",
 			missing, c.Break.Records))
 	}
+}
+
+// knows reports whether VerifyOptions.Known has a gap.
+func (v *verifier) knows(gap Gap) bool {
+	return slices.ContainsFunc(v.opts.Known, func(k Gap) bool { return k.Hash == gap.Hash && k.Missing >= gap.Missing })
 }
 
 // spans are the sequence numbers of each lane that checkpoints have, as long as they are few: a

@@ -346,8 +346,8 @@ func (l *Log) isProved(ctx context.Context, rows ledger.Account, row uuid.UUID, 
 	return false, nil
 }
 
-// forget removes a promise whose segment has a checkpoint.
-func (l *Log) forget(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
+// forget removes a promise that only a writer of rows can have put there.
+func (l *Log) forget(ctx context.Context, rows ledger.Account, rec *store.Record, why string) (int, error) {
 	err := rows.Update(ctx, opCheckpoint, func(tx store.Tx) error {
 		tx.Delete(rec.Kind, rec.ID)
 		return nil
@@ -355,12 +355,20 @@ func (l *Log) forget(ctx context.Context, rows ledger.Account, rec *store.Record
 	if err != nil {
 		return 0, err
 	}
-	l.Log.Error("a promise of the audit log was there although its records have a checkpoint", "account", rows.ID)
+	l.Log.Error("a promise of the audit log was removed: "+why, "account", rows.ID)
 	return 1, nil
 }
 
 // breakOff writes a checkpoint with a break in the place of a damaged promise.
-func (l *Log) breakOff(ctx context.Context, rows ledger.Account, row uuid.UUID) (int, error) {
+func (l *Log) breakOff(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
+	switch err := rows.Exists(ctx); {
+	case errors.Is(err, ledger.ErrNotFound):
+		return l.forget(ctx, rows, rec, "it cannot be read, and its account does not exist")
+	case err != nil && !ledger.Unreadable(err):
+		return 0, err
+	}
+
+	row := rec.ID
 	c, err := l.readChain(ctx, rows)
 	if err != nil {
 		return 0, err

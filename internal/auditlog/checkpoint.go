@@ -52,12 +52,18 @@ func (l *Log) prove(ctx context.Context, n *lane) error {
 		_, err := ledger.Retry(ctx, func() (struct{}, error) {
 			var runs []*run
 			for _, s := range ready {
-				if s.proved {
-					continue
-				}
 				r, err := l.runOf(ctx, s)
 				if err != nil {
 					return struct{}{}, err
+				}
+				if s.unpromised {
+					switch is, err := l.isProved(ctx, n.rows, s.row, &promised{s.lane, s.first}); {
+					case err != nil:
+						return struct{}{}, err
+					case is:
+						continue
+					}
+					l.Log.Error("a promise of the audit log was removed, and its records have a checkpoint without it", "account", n.rows.ID)
 				}
 				runs = append(runs, r)
 			}
@@ -187,11 +193,12 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 		} else if err != nil {
 			return err
 		}
-		// The record of the chain names the last checkpoint, unless an older one was put back.
-		if _, err := tx.Get(l.Kinds.Checkpoint, written[0].ID); err == nil || ledger.Unreadable(err) {
-			return errLost
-		}
 		for _, r := range written {
+			// The record of the chain names the last checkpoint, unless an older one was put back, or
+			// a writer of rows has put something behind it.
+			if _, err := tx.Get(r.Kind, r.ID); err == nil || ledger.Unreadable(err) {
+				return errLost
+			}
 			tx.Put(r)
 		}
 		for _, r := range runs {
@@ -226,13 +233,13 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 
 // put writes what goes with the checkpoint of a run.
 func (r *run) put(l *Log, tx store.Tx) error {
-	if r.stored || r.broken != nil {
-		// Without its promise it has a checkpoint: of another process, or one whose outcome was
-		// unknown.
+	if (r.stored || r.broken != nil) && !(r.of != nil && r.of.unpromised) {
+		// Without its promise it has a checkpoint, of another process or one whose outcome was
+		// unknown, unless a writer of rows has removed the promise.
 		switch _, err := tx.Get(l.Kinds.Segment, r.low); {
 		case absent(err):
 			if r.of != nil {
-				r.of.proved = true
+				r.of.unpromised = true
 			}
 			return ledger.ErrAgain
 		case err != nil && !ledger.Unreadable(err): // a damaged promise is deleted like any other
@@ -272,21 +279,45 @@ const (
 )
 
 func (l *Log) sweep(ctx context.Context) (int, error) {
-	n, err := l.step(ctx, l.Kinds.Segment, l.complete)
-	m, also := l.step(ctx, l.Kinds.Chain, l.erase)
-	return n + m, errors.Join(err, also)
+	n, err := l.step(ctx, l.due(l.Kinds.Segment), l.complete)
+	m, also := l.step(ctx, l.due(l.Kinds.Chain), l.erase)
+	o, late := l.step(ctx, l.postponed, l.complete)
+	return n + m + o, errors.Join(err, also, late)
 }
+
+// A find returns records to work on, at most a limit.
+type find func(tx store.ReadTx, limit int) ([]*store.Record, error)
+
+func (l *Log) due(kind store.Kind) find {
+	return func(tx store.ReadTx, limit int) ([]*store.Record, error) {
+		return tx.Due(kind, store.AllShards, ledger.Now(), limit)
+	}
+}
+
+// postponed finds promises that should have been due long ago: a writer of rows has put them off,
+// to have their records without a checkpoint.
+func (l *Log) postponed(tx store.ReadTx, limit int) ([]*store.Record, error) {
+	found, err := tx.Scan(l.Kinds.Segment, uuid.Nil, limit)
+	if len(found) > 0 && ledger.Unreadable(err) {
+		err = nil
+	}
+	return slices.DeleteFunc(found, func(r *store.Record) bool { return !outlived(r.ID) }), err
+}
+
+// outlived reports whether the process that made the promise of a row has written the checkpoint by
+// now, or has died.
+func outlived(row uuid.UUID) bool { return ledger.Now().Sub(rowkey.Time(row)) > promise }
 
 // step works on due records. An error of one does not keep others from being worked on, also if
 // it fills the batch with others like it.
-func (l *Log) step(ctx context.Context, kind store.Kind, work func(context.Context, ledger.Account, *store.Record) (int, error)) (all int, err error) {
+func (l *Log) step(ctx context.Context, pick find, work func(context.Context, ledger.Account, *store.Record) (int, error)) (all int, err error) {
 	var errs []error
 	tried := map[uuid.UUID]bool{}
 	for all == 0 && len(tried) < duePast && ctx.Err() == nil {
 		var due []*store.Record
 		limit := len(tried) + dueBatch
 		err := l.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
-			due, err = tx.Due(kind, store.AllShards, ledger.Now(), limit)
+			due, err = pick(tx, limit)
 			return err
 		})
 		errs = append(errs, err)
@@ -318,7 +349,7 @@ func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Reco
 	p, err := l.openPromise(ctx, rec)
 	if ledger.Unreadable(err) {
 		if p, err = l.promiseAgain(ctx, rows, rec.ID, err); ledger.Unreadable(err) {
-			return l.breakOff(ctx, rows, rec.ID)
+			return l.breakOff(ctx, rows, rec)
 		}
 	}
 	if err != nil {
@@ -328,7 +359,7 @@ func (l *Log) complete(ctx context.Context, rows ledger.Account, rec *store.Reco
 	case err != nil:
 		return 0, err
 	case is:
-		return l.forget(ctx, rows, rec)
+		return l.forget(ctx, rows, rec, "its records have a checkpoint")
 	}
 	found, err := l.segmentOf(ctx, rows, rec.ID, p)
 	if err != nil {

@@ -220,7 +220,7 @@ func (l *Log) exportOne(ctx context.Context, rows ledger.Account, k *kept, x *au
 // A promiseOf is a promise that was read.
 type promiseOf struct {
 	promised
-	row    uuid.UUID
+	record *store.Record
 	damage error // of a promise whose segment is not known
 }
 
@@ -239,17 +239,21 @@ func (l *Log) ends(ctx context.Context, rows ledger.Account) (*chain, []promiseO
 		return nil, nil, err
 	}
 
+	late := false
 	for _, p := range all {
 		switch {
-		case p.damage == nil || l.has(rows.ID, p.row):
-		case ledger.Now().Sub(rowkey.Time(p.row)) < promise: // by then its process has written the checkpoint, or died
-			l.Log.Error("promise of the audit log is damaged, and its records are not in the export", "account", rows.ID, "error", p.damage)
-		default:
-			if _, err := l.breakOff(ctx, rows, p.row); err != nil {
+		case l.has(rows.ID, p.record.ID):
+		case outlived(p.record.ID):
+			if _, err := l.complete(ctx, rows, p.record); err != nil {
 				return nil, nil, err
 			}
-			return nil, nil, ledger.ErrAgain
+			late = true
+		case p.damage != nil:
+			l.Log.Error("promise of the audit log is damaged, and its records are not in the export", "account", rows.ID, "error", p.damage)
 		}
+	}
+	if late {
+		return nil, nil, ledger.ErrAgain
 	}
 	return c, slices.DeleteFunc(all, func(p promiseOf) bool { return p.damage != nil }), nil
 }
@@ -289,9 +293,9 @@ func (l *Log) read(ctx context.Context, rows ledger.Account) (end *store.Record,
 		}
 		switch {
 		case err == nil:
-			all = append(all, promiseOf{*p, rec.ID, nil})
+			all = append(all, promiseOf{*p, rec, nil})
 		case ledger.Unreadable(err):
-			all = append(all, promiseOf{row: rec.ID, damage: err})
+			all = append(all, promiseOf{record: rec, damage: err})
 		default:
 			return nil, nil, nil, err
 		}
@@ -303,7 +307,7 @@ func (l *Log) read(ctx context.Context, rows ledger.Account) (end *store.Record,
 // has come too late for this export, and its records are open here.
 func (l *Log) exportOpen(ctx context.Context, rows ledger.Account, promises []promiseOf, x *audit.Writer) error {
 	for _, p := range promises {
-		found, err := l.segmentOf(ctx, rows, p.row, &p.promised)
+		found, err := l.segmentOf(ctx, rows, p.record.ID, &p.promised)
 		if err != nil {
 			return err
 		}

@@ -130,7 +130,10 @@ type segment struct {
 	promise  *store.Record
 	failed   error // of sealing
 	promised atomic.Bool
-	proved   bool // Log.ticking; it has a checkpoint that this process does not know
+
+	// unpromised is set when its promise is not there, and guarded by Log.ticking: it has a
+	// checkpoint that this process does not know, or a writer of rows has removed the promise.
+	unpromised bool
 }
 
 // A state is the progress of a record.
@@ -431,6 +434,7 @@ func (l *Log) Close() {
 		l.timer = nil
 	}
 	l.mu.Unlock()
+
 	switch err := l.tick(ctx, true); {
 	case errors.Is(err, ledger.ErrMoved):
 		if calls := l.notes.calls() + uint64(l.lost.Load()); calls > 0 {

@@ -162,6 +162,7 @@ func (l *Ledger) look(ctx context.Context) {
 		}
 		return err
 	})
+
 	switch {
 	case err == nil:
 		l.lookout.barred.Store(false)
