@@ -180,6 +180,14 @@ var (
 	// moves to another, or has moved: see [Move].
 	ErrMoved = ledger.ErrMoved
 
+	// ErrRolledBack is returned by Open and New for a store that is older than its
+	// [Options.Anchor], mostly as a [*RollbackError].
+	ErrRolledBack = ledger.ErrRolledBack
+
+	// ErrAnchor is returned by Open and New for an anchor whose text was edited, or is of another
+	// vault, and for an [AnchorDir] inside the folder of the vault.
+	ErrAnchor = ledger.ErrAnchor
+
 	// ErrNotEmpty is returned by [Restore] and [Move] for a store that has records.
 	ErrNotEmpty = backup.ErrNotEmpty
 

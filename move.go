@@ -24,6 +24,11 @@ type MoveOptions struct {
 	// former place, and the thaw in the new one. If nil, it has neither.
 	Audit *AuditOptions
 
+	// Anchor is [Options.Anchor] of the programs that use the vault. A former place that was rolled
+	// back is ErrRolledBack, and the anchor has the new place when Move returns. If nil, the former
+	// place is not compared, and the anchor follows when a program opens the new one.
+	Anchor Anchor
+
 	Logger *slog.Logger // as Options.Logger
 }
 
@@ -108,14 +113,14 @@ type move struct {
 
 // open loads the keys of the vault, which may be fenced.
 func (m *move) open(ctx context.Context, mode Mode) (err error) {
-	m.options, err = (&Options{Mode: mode, Audit: m.opts.Audit, Logger: m.opts.Logger}).withDefaults()
+	m.options, err = (&Options{Mode: mode, Audit: m.opts.Audit, Anchor: m.opts.Anchor, Logger: m.opts.Logger}).withDefaults()
 	if err != nil {
 		return err
 	}
 	log := m.options.Logger
 	m.ledger = ledger.New(ledger.Config{
 		Store: m.from, Ring: m.keys.ring(), Mode: uint8(mode), ModeName: func(n uint8) string { return Mode(n).String() },
-		Families: families, Names: names, Homes: homes, Log: log, Moving: true,
+		Families: families, Names: names, Homes: homes, Log: log, Moving: true, Anchor: m.options.Anchor,
 		Wrote: func(ctx context.Context, op ledger.Operation, _, _ uuid.UUID, err error) {
 			log.DebugContext(ctx, "write", "operation", op.Name, "error", err)
 		},
@@ -124,9 +129,9 @@ func (m *move) open(ctx context.Context, mode Mode) (err error) {
 	if m.audit = newAudit(&core{opts: m.options, log: log, ledger: m.ledger}); m.audit != nil {
 		m.ledger.SetAuditor(m.audit)
 	}
-	return m.ledger.Load(ctx, func() (uuid.UUID, []*store.Record, error) {
+	return rolledBack(m.ledger.Load(ctx, func() (uuid.UUID, []*store.Record, error) {
 		return uuid.Nil, nil, fmt.Errorf("%w: there is no vault to move", ErrNotFound)
-	})
+	}))
 }
 
 func (m *move) run(ctx context.Context) error {

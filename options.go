@@ -189,6 +189,15 @@ type Options struct {
 	// [Move] that has not ended, which it takes back in the former place. Defaults to none.
 	Thaw uuid.UUID
 
+	// Anchor keeps outside of the store how far the vault has come: then Open and New notice a
+	// store that was rolled back. If nil, a rollback is not noticed.
+	Anchor Anchor
+
+	// AcceptRollback is the ID of a [RollbackError], with which the vault is opened all the same. It
+	// is of that one difference between store and anchor, and has no effect on any other. Defaults
+	// to none.
+	AcceptRollback uuid.UUID
+
 	// Logger receives background failures, and every write at debug level. Nothing
 	// sensitive is logged. Defaults to none.
 	Logger *slog.Logger

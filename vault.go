@@ -281,8 +281,8 @@ var names = map[store.Kind]ledger.Name{
 // is missing. opts may be nil.
 //
 // Errors: ErrLocked, ErrWrongKey, ErrWrongMode, ErrFrozen, ErrMoved, ErrDamaged, ErrFormat, ErrKeyFile for a key
-// file inside dir, ErrUnavailable for a key provider that does not answer, or one of the
-// file system. Stored data is untouched then. A Keyring of several keys may have the vault's
+// file inside dir, ErrUnavailable for a key provider or an anchor that does not answer,
+// ErrRolledBack, ErrAnchor, or one of the file system. Stored data is untouched then. A Keyring of several keys may have the vault's
 // keys wrapped anew: see [JoinKeyrings].
 func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault, error) {
 	if _, err := opts.withDefaults(); err != nil {
@@ -291,6 +291,9 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 	var bolt boltstore.Options
 	if opts != nil {
 		bolt.Logger = opts.Logger
+		if err := anchorApart(opts.Anchor, dir); err != nil {
+			return nil, err
+		}
 	}
 	s, err := keys.openDir(ctx, dir, &bolt)
 	if err != nil {
@@ -357,6 +360,7 @@ func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, 
 		Homes:    homes,
 		Log:      o.Logger,
 		Thaw:     o.Thaw, Restoring: restoring,
+		Anchor: o.Anchor, AcceptRollback: o.AcceptRollback,
 		Wrote:   c.wrote,
 		Rotated: func(tx store.Tx) error { return c.sealer.Begin(tx) },
 		Mistrust: func(answer string) {
@@ -378,7 +382,7 @@ func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, 
 	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
 	whole := &Vault{core: c, rows: c.ledger.In(uuid.Nil)}
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
-		return nil, err
+		return nil, rolledBack(err)
 	}
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
 	c.closer = newCloser(whole)
@@ -393,8 +397,10 @@ func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, 
 	if err := errors.Join(c.renewals.Attach(ctx, c.jobs), c.sealer.Attach(ctx, c.jobs)); err != nil {
 		return nil, err
 	}
-	if err := c.ledger.Thaw(ctx); err != nil {
-		return nil, err
+	for _, step := range []func(context.Context) error{c.ledger.Accept, c.ledger.Thaw, c.ledger.FollowAnchor} {
+		if err := step(ctx); err != nil {
+			return nil, rolledBack(err)
+		}
 	}
 	v := whole.In(c.ledger.First)
 	if c.decoy, err = v.newDecoy(); err != nil {
@@ -481,6 +487,7 @@ func (v *Vault) Close() (err error) {
 		v.audit.Close() // before the ledger, so that the last records have a checkpoint
 	}
 	v.uses.Close()
+	err = errors.Join(err, v.ledger.CloseAnchor())
 	if !v.ledger.Close() {
 		return nil
 	}

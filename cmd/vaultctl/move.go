@@ -85,7 +85,11 @@ func (c *cli) moves(ctx context.Context, a, b *cli) (err error) {
 
 	p := c.progress("", 0)
 	defer p.end()
-	moved, err := cardvault.Move(ctx, from, to, keys, &cardvault.MoveOptions{Progress: p.moved, Audit: new(cardvault.AuditOptions), Logger: c.log()})
+	anchor, err := c.anchorIn("")
+	if err != nil {
+		return err
+	}
+	moved, err := cardvault.Move(ctx, from, to, keys, &cardvault.MoveOptions{Progress: p.moved, Audit: new(cardvault.AuditOptions), Anchor: anchor, Logger: c.log()})
 	if err != nil {
 		return err
 	}

@@ -71,9 +71,35 @@ var errNoVault = errors.New("there is no vault: is the path right? init makes on
 // openVault opens the vault in a store, or makes it. The audit log is on: it has what an
 // operator does.
 func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyring, mode cardvault.Mode) (*cardvault.Vault, error) {
-	return cardvault.New(ctx, s, keys, &cardvault.Options{
-		Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: &cardvault.AuditOptions{Failure: c.auditFailure}, Thaw: c.thawed, Logger: c.log(),
-	})
+	opts := &cardvault.Options{Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: &cardvault.AuditOptions{Failure: c.auditFailure}, Thaw: c.thawed, Logger: c.log()}
+	var err error
+	if opts.Anchor, err = c.anchorIn(c.vault); err != nil {
+		return nil, err
+	}
+	if c.rollback != "" {
+		if opts.AcceptRollback, err = parseID(c.rollback); err != nil {
+			return nil, misuseError{fmt.Errorf("--accept-rollback %w", err)}
+		}
+	}
+	v, err := cardvault.New(ctx, s, keys, opts)
+	if r, ok := errors.AsType[*cardvault.RollbackError](err); ok {
+		err = fmt.Errorf("%w. Here that is --accept-rollback %v", err, r.ID)
+	}
+	return v, err
+}
+
+// anchorIn returns the anchor that the flags name, nil if they name none, or why it is none for a
+// vault in a folder.
+func (c *cli) anchorIn(vault string) (cardvault.Anchor, error) {
+	switch {
+	case c.anchor == "" && c.rollback != "":
+		return nil, misuseError{errors.New("--accept-rollback needs --anchor")}
+	case c.anchor == "":
+		return nil, nil
+	case vault != "" && keyfile.Below(c.anchor, vault):
+		return nil, misuseError{errors.New("--anchor is in the folder of the vault, which would be rolled back with it: take another")}
+	}
+	return cardvault.AnchorDir(c.anchor), nil
 }
 
 // actor returns a context for calls on behalf of the operator.

@@ -166,11 +166,16 @@ func syncDir(dir string) error {
 
 // Apart returns an error if the file at path lies in dir or below it.
 func Apart(path, dir string) error {
-	rel, err := filepath.Rel(resolved(dir), resolved(filepath.Dir(path)))
-	if err == nil && (rel == "." || filepath.IsLocal(rel)) {
+	if Below(filepath.Dir(path), dir) {
 		return errors.New("must not be in the folder of the vault: a copy of that folder would include the key; move it elsewhere")
 	}
 	return nil
+}
+
+// Below reports whether a folder is dir or lies below it.
+func Below(folder, dir string) bool {
+	rel, err := filepath.Rel(resolved(dir), resolved(folder))
+	return err == nil && (rel == "." || filepath.IsLocal(rel))
 }
 
 // resolved follows the symlinks of a path as far as it exists.

@@ -294,7 +294,9 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 		case err != nil:
 			return err
 		case m == nil:
-			err = l.initialize(ctx, first)
+			if err = l.vacant(ctx); err == nil {
+				err = l.initialize(ctx, first)
+			}
 		default:
 			if err = l.settle(ctx, m); err == nil {
 				return nil
@@ -321,6 +323,9 @@ func (l *Ledger) settle(ctx context.Context, m *meta) error {
 		return err
 	}
 	if err := l.ours(ctx); err != nil {
+		return err
+	}
+	if err := l.settled(ctx); err != nil {
 		return err
 	}
 	return l.renew(ctx, m)
@@ -577,7 +582,7 @@ func (l *Ledger) replace(ctx context.Context, op Operation, version uint64, next
 
 	rec, last, former := m.record(), mark(next), markID(next.Generation-1)
 	present := l.Box.Keys()
-	err := l.In(uuid.Nil).Write(ctx, op, uuid.Nil, func(tx store.Tx) error {
+	err := l.In(uuid.Nil).write(ctx, op, uuid.Nil, func(tx store.Tx) error {
 		vouch(tx, present)
 		tx.Put(rec)
 		tx.Put(last)
@@ -586,6 +591,7 @@ func (l *Ledger) replace(ctx context.Context, op Operation, version uint64, next
 	})
 	if err == nil {
 		l.Box.SetKeys(next)
+		l.secure(ctx) // only now, with the generation
 	}
 	return err
 }

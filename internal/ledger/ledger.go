@@ -74,6 +74,9 @@ type Config struct {
 	Restoring bool // a restored vault is opened to repeat the deletions after its backup
 	Moving    bool // a vault is opened to move it, whether or not it is fenced
 
+	Anchor         Anchor    // nil: none. A vault that is opened to move it is compared with it, no more
+	AcceptRollback uuid.UUID // Rollback.ID that may be opened
+
 	// Mistrust is called for an answer of the store that cannot be right.
 	Mistrust func(answer string)
 }
@@ -97,6 +100,7 @@ type Ledger struct {
 	counter    store.Counter
 	lookout    lookout
 	passing    atomic.Bool // the fence does not keep this ledger out
+	anchoring  anchoring
 }
 
 // New returns a Ledger without keys. Call Load before anything else.

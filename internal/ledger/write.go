@@ -15,6 +15,8 @@ type Operation struct {
 	Detail  string // of that, such as the status of an answer; "" for none
 	urgency urgency
 	reads   bool
+
+	anchored bool // Write returns once the anchor has the change
 }
 
 type urgency uint8
@@ -38,7 +40,10 @@ func Reads(name string) Operation { return Operation{Name: name, reads: true} }
 func (o Operation) IsRead() bool { return o.reads }
 
 // Ends returns the operation of a write that ends a right.
-func Ends(name string) Operation { return Operation{Name: name, urgency: ends} }
+func Ends(name string) Operation { return Operation{Name: name, urgency: ends, anchored: true} }
+
+// Revokes returns the operation of a write that takes away, or may narrow, a right or a secret.
+func Revokes(name string) Operation { return Operation{Name: name, urgency: takes, anchored: true} }
 
 // For returns the operation as a use of a card for a purpose, which must not be secret.
 func (o Operation) For(purpose string) Operation {
@@ -61,6 +66,7 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 		err := a.update(ctx, op, fn)
 		late, is := errors.AsType[*lateSeal](err)
 		if !is {
+			a.committed(op, err)
 			return a.follow(ctx, a.outcome(err))
 		}
 		if err := a.sealAnew(ctx, late); err != nil {
@@ -79,8 +85,17 @@ func (a Account) update(ctx context.Context, op Operation, fn func(store.Tx) err
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of. Its record in
-// the audit log is written in the same transaction.
+// the audit log is written in the same transaction. The anchor has the end of a right before Write
+// returns.
 func (a Account) Write(ctx context.Context, op Operation, object uuid.UUID, fn func(store.Tx) error) error {
+	err := a.write(ctx, op, object, fn)
+	if err == nil && op.anchored {
+		a.secure(ctx)
+	}
+	return err
+}
+
+func (a Account) write(ctx context.Context, op Operation, object uuid.UUID, fn func(store.Tx) error) error {
 	if a.closed.Load() {
 		return ErrClosed
 	}
