@@ -515,7 +515,8 @@ func TestAnchorLeft(t *testing.T) {
 // TestAnchorOfTwo: two processes on one store share an anchor, whatever each of them does.
 func TestAnchorOfTwo(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		a := anchor(t)
+		a := &anchored{T: t, store: struct{ store.Store }{memstore.New()}, dir: t.TempDir()} // which counts no changes
+		a.reopen()
 		b, err := a.on(a.store, uuid.Nil)
 		noErr(t, err)
 		var all sync.WaitGroup
