@@ -24,10 +24,9 @@ import (
 // calls return after five seconds all the same, since their changes are durable: the error log says
 // so, and the vault tries again each ten seconds. [Vault.Close] returns the error.
 //
-// The text is authenticated under a key of the vault, and bound to it. It has no secret. Whoever
-// can roll back the anchor together with the store is not noticed, nor is a writer of single
-// records of the store, who leaves the newest point there. So keep the anchor where the operator of
-// the store has no access.
+// The text is authenticated under a key of the vault, and bound to it. It has no secret. A rollback
+// of the anchor together with the store is not noticed, nor are single records that are put back
+// beside the newest point. So keep the anchor where the operator of the store has no access.
 //
 // Several processes on one store share one anchor. Methods may be called concurrently, have five
 // seconds, and should return when ctx ends. [AnchorDir] is an Anchor.

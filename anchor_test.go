@@ -267,7 +267,7 @@ func TestAnchorEdited(t *testing.T) {
 	theirs, err := cardvault.AnchorDir(other.dir).Load(t.Context())
 	noErr(t, err)
 	refused(theirs, cardvault.ErrAnchor)
-	if _, err := a.on(a.store, uuid.Nil); err == nil || !strings.Contains(err.Error(), "is of another vault") {
+	if _, err := a.on(a.store, uuid.Nil); err == nil || !strings.Contains(err.Error(), "belongs to another vault") {
 		t.Errorf("another vault's anchor: %v", err)
 	}
 

@@ -184,7 +184,7 @@ var (
 	// [Options.Anchor], mostly as a [*RollbackError].
 	ErrRolledBack = ledger.ErrRolledBack
 
-	// ErrAnchor is returned by Open and New for an anchor whose text was edited, or is of another
+	// ErrAnchor is returned by Open and New for an edited text of an anchor, for the text of another
 	// vault, and for an [AnchorDir] inside the folder of the vault.
 	ErrAnchor = ledger.ErrAnchor
 

@@ -194,8 +194,8 @@ type Options struct {
 	Anchor Anchor
 
 	// AcceptRollback is the ID of a [RollbackError], with which the vault is opened all the same. It
-	// is of that one difference between store and anchor, and has no effect on any other. Defaults
-	// to none.
+	// names one difference between store and anchor, and has no effect on any other. Defaults to
+	// none.
 	AcceptRollback uuid.UUID
 
 	// Logger receives background failures, and every write at debug level. Nothing

@@ -295,6 +295,7 @@ func Open(ctx context.Context, dir string, keys *Keyring, opts *Options) (*Vault
 			return nil, err
 		}
 	}
+
 	s, err := keys.openDir(ctx, dir, &bolt)
 	if err != nil {
 		return nil, err

@@ -88,8 +88,7 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 	return v, err
 }
 
-// anchorIn returns the anchor that the flags name, nil if they name none, or why it is none for a
-// vault in a folder.
+// anchorIn returns the anchor that the flags name for a vault in a folder, nil if they name none.
 func (c *cli) anchorIn(vault string) (cardvault.Anchor, error) {
 	switch {
 	case c.anchor == "" && c.rollback != "":

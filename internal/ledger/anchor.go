@@ -51,7 +51,7 @@ func numberedAt(number uint64, at time.Time) string {
 func (r *Rollback) Unwrap() error { return ErrRolledBack }
 
 // A point is a moment in the life of a vault: its store has all that was committed before. The last
-// one is a record of the store, and the anchor has one that is no later.
+// point is a record of the store, and the anchor has the same or an earlier point.
 //
 // Its text is in base64url: the format in one byte, the fields, and their MAC.
 type point struct {
@@ -60,8 +60,8 @@ type point struct {
 	generation uint32 // of the keyring
 	at         time.Time
 
-	// line is random. A rollback that was accepted begins another one, so that two stores that
-	// both went on do not look like one that is ahead.
+	// line is random. A rollback that was accepted begins another line, so that of two stores which
+	// both went on, neither looks like the other with more commits.
 	line uuid.UUID
 
 	// over is the SHA-256 of the text in whose place the first point of a line comes into the
@@ -92,7 +92,7 @@ func (p *point) text(k *seal.Keys) []byte {
 	return base64.RawURLEncoding.AppendEncode(nil, b)
 }
 
-// parsePoint returns the point of a text, or what is wrong with that.
+// parsePoint returns the point of a text. The error says why there is none.
 func parsePoint(k *seal.Keys, text []byte) (*point, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(string(text[:min(len(text), maxPoint)]))
 	if err != nil || len(text) > maxPoint || len(b) < 1+macSize {
@@ -109,7 +109,7 @@ func parsePoint(k *seal.Keys, text []byte) (*point, error) {
 	p.fields(&f)
 	switch {
 	case f.Err() == nil && p.vault != uuid.Nil && p.vault != k.Vault:
-		return nil, errors.New("is of another vault")
+		return nil, errors.New("belongs to another vault")
 	case !hmac.Equal(mac, k.AnchorMAC("anchor", content)) || f.Err() != nil || p.number == 0:
 		return nil, errors.New("was edited or cut off")
 	}
@@ -127,7 +127,7 @@ type comparison struct {
 	anchored *point        // nil: none
 	stored   *point        // nil: none that can be read
 
-	pending  bool      // the anchor has still the text that the stored point comes in the place of
+	pending  bool      // the anchor has still the text whose place the stored point takes
 	rollback *Rollback // nil: the store has all that the anchor says
 }
 
@@ -160,11 +160,11 @@ func (l *Ledger) compareOnce(ctx context.Context) (*comparison, error) {
 
 	restored := false
 	err = l.View(ctx, func(tx store.ReadTx) error {
-		mark, err := RestorationOf(tx)
+		r, err := RestorationOf(tx)
 		if err != nil {
 			return err
 		}
-		restored = mark != nil && mark.Vault == uuid.Nil
+		restored = r != nil && r.Vault == uuid.Nil
 		if c.row, err = tx.Get(KindMeta, pointID); errors.Is(err, store.ErrNotFound) {
 			c.row, err = nil, nil
 		}
@@ -190,8 +190,8 @@ func (l *Ledger) compareOnce(ctx context.Context) (*comparison, error) {
 
 // judge sets what follows from the two points.
 func (c *comparison) judge(k *seal.Keys, restored bool) {
-	over := sha256.Sum256(c.text)
-	c.pending = c.stored != nil && string(c.stored.over) == string(over[:])
+	digest := sha256.Sum256(c.text)
+	c.pending = c.stored != nil && string(c.stored.over) == string(digest[:])
 	reason := ""
 	switch s, a := c.stored, c.anchored; {
 	case c.pending, c.row == nil && a == nil:
@@ -224,8 +224,8 @@ func (c *comparison) judge(k *seal.Keys, restored bool) {
 	c.rollback.ID = c.id(k)
 }
 
-// id names the difference. It is another one once the store or the anchor goes on, so what was
-// accepted once accepts nothing else.
+// id names the difference. It is another one once the store or the anchor goes on, so an id that
+// was accepted accepts nothing else.
 func (c *comparison) id(k *seal.Keys) (id uuid.UUID) {
 	var row []byte
 	if c.row != nil {
@@ -252,7 +252,7 @@ func (l *Ledger) settled(ctx context.Context) error {
 	return nil
 }
 
-// unanchored warns of a vault that has an anchor, and is opened without it.
+// unanchored warns of a vault with an anchor that is opened without it.
 func (l *Ledger) unanchored(ctx context.Context) error {
 	if l.config.Moving || l.config.Restoring {
 		return nil
@@ -311,8 +311,8 @@ func (l *Ledger) Accept(ctx context.Context) error {
 
 // begin writes the first point of a line.
 func (l *Ledger) begin(ctx context.Context, c *comparison) error {
-	keys, over := l.Box.Keys(), sha256.Sum256(c.text)
-	next := &point{vault: keys.Vault, number: 1, generation: keys.Generation, at: Now(), line: uuid.New(), over: over[:]}
+	keys, digest := l.Box.Keys(), sha256.Sum256(c.text)
+	next := &point{vault: keys.Vault, number: 1, generation: keys.Generation, at: Now(), line: uuid.New(), over: digest[:]}
 	for _, p := range []*point{c.stored, c.anchored} {
 		if p != nil {
 			next.number = max(next.number, p.number+1)

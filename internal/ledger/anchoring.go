@@ -84,7 +84,7 @@ func (l *Ledger) later() {
 	})
 }
 
-// round returns the next round, which begins at once, or after the one that is under way.
+// round returns the next round, which begins at once, or after the present one.
 func (l *Ledger) round() *round {
 	a := &l.anchoring
 	a.mu.Lock()
@@ -113,7 +113,7 @@ func (l *Ledger) rounds() {
 		}
 
 		r.err = l.advance(context.Background())
-		if r.err != nil && !over(r.err) {
+		if r.err != nil && !gone(r.err) {
 			a.dirty.Store(true)
 			a.mu.Lock()
 			l.later()
@@ -168,19 +168,19 @@ func (l *Ledger) advance(ctx context.Context) error {
 	}
 }
 
-// secure waits until the anchor has what was committed, before a call answers that must not be
-// undone. It waits for a while only: the commit stands, and the log says what is missing.
+// secure waits until the anchor has the commit of a call that must not be undone. It waits for a
+// while only: the commit stands, and the log says that the anchor lacks it.
 func (l *Ledger) secure(ctx context.Context) {
 	if !l.anchoring.begun.Load() {
 		return
 	}
-	if err := l.waitFor(ctx); err != nil && !over(err) && ctx.Err() == nil {
+	if err := l.waitFor(ctx); err != nil && !gone(err) && ctx.Err() == nil {
 		l.notAnchored(err)
 	}
 }
 
-// over reports whether err says that the vault does not work here any more.
-func over(err error) bool { return errors.Is(err, ErrMoved) || errors.Is(err, ErrClosed) }
+// gone reports whether err says that the vault does not work here any more.
+func gone(err error) bool { return errors.Is(err, ErrMoved) || errors.Is(err, ErrClosed) }
 
 func (l *Ledger) waitFor(ctx context.Context) error {
 	r := l.round()
@@ -196,7 +196,7 @@ func (l *Ledger) waitFor(ctx context.Context) error {
 	}
 }
 
-// CloseAnchor has the anchor follow for the last time. What is written afterwards is not in it.
+// CloseAnchor has the anchor follow for the last time. It lacks later writes.
 func (l *Ledger) CloseAnchor() (err error) {
 	a := &l.anchoring
 	if !a.begun.Load() {
@@ -212,7 +212,7 @@ func (l *Ledger) CloseAnchor() (err error) {
 	if behind {
 		err = l.waitFor(context.Background())
 	}
-	if err == nil || over(err) {
+	if err == nil || gone(err) {
 		return nil
 	}
 	return fmt.Errorf("cardvault: the vault is closed, and its anchor does not have the last changes: %w", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/idvtest"
 	"github.com/cardvault/cardvault/internal/adapter"
+	"github.com/cardvault/cardvault/internal/anchordir"
 	"github.com/cardvault/cardvault/internal/auditlog"
 	"github.com/cardvault/cardvault/internal/backup"
 	"github.com/cardvault/cardvault/internal/claims"
@@ -102,6 +103,9 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.Outcome](),
 		reflect.TypeFor[cardvault.PaymentSecretOptions](),
 		reflect.TypeFor[cardvault.Actor](),
+		reflect.TypeFor[cardvault.RollbackError](),
+		reflect.TypeFor[anchordir.Dir](),
+		reflect.TypeFor[ledger.Rollback](),
 		reflect.TypeFor[idv.Authentication](),
 		reflect.TypeFor[idv.Info](),
 		reflect.TypeFor[idv.LookupRequest](),
