@@ -53,15 +53,15 @@ func (r *Rollback) Unwrap() error { return ErrRolledBack }
 // A point is a moment in the life of a vault: its store has all that was committed before. The last
 // point is a record of the store, and the anchor has the same or an earlier point.
 //
-// Its text is in base64url: the format in one byte, the fields, and their MAC.
+// The text is in base64url: the format in one byte, the fields, and their MAC.
 type point struct {
 	vault      uuid.UUID
 	number     uint64 // counts the points
 	generation uint32 // of the keyring
 	at         time.Time
 
-	// line is random. A rollback that was accepted begins another line, so that of two stores which
-	// both went on, neither looks like the other with more commits.
+	// line is random. A rollback that was accepted begins another line, so if two stores have
+	// gone on since, neither looks like the other with more commits.
 	line uuid.UUID
 
 	// over is the SHA-256 of the text in whose place the first point of a line comes into the
@@ -92,7 +92,7 @@ func (p *point) text(k *seal.Keys) []byte {
 	return base64.RawURLEncoding.AppendEncode(nil, b)
 }
 
-// parsePoint returns the point of a text. The error says why there is none.
+// parsePoint returns the point of a text. The error says what the text has suffered.
 func parsePoint(k *seal.Keys, text []byte) (*point, error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(string(text[:min(len(text), maxPoint)]))
 	if err != nil || len(text) > maxPoint || len(b) < 1+macSize {
@@ -120,7 +120,7 @@ func (p *point) record(k *seal.Keys, version uint64) *store.Record {
 	return &store.Record{Kind: KindMeta, ID: pointID, Version: version, Shown: p.text(k)}
 }
 
-// A comparison is of a store with its anchor.
+// A comparison has both points.
 type comparison struct {
 	text     []byte        // of the anchor; empty: none
 	row      *store.Record // nil: none
