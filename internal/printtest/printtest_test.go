@@ -513,6 +513,9 @@ var shown = map[string]string{
 	"cardvault.DamagedRecord.Kind": "a word for a kind of records",
 	"internal/ledger.Name.Kind":    "a word for a kind of records",
 
+	"cardvault.RollbackError.Reason":   "a sentence of the vault",
+	"internal/ledger.Rollback.Reason":  "a sentence of the vault",
+	"internal/anchordir.Dir.path":      "a path that the caller chose",
 	"cardvault.core.dir":               "a path that the caller chose",
 	"cardvault.heldKey.file":           "a path",
 	"internal/ledger.KEK.Source":       "a path",
