@@ -52,6 +52,22 @@ func (c *cli) within(cmd *cobra.Command, do func(context.Context, *cardvault.Vau
 	return cmd
 }
 
+// inEither is within for commands that a running server can do.
+func (c *cli) inEither(cmd *cobra.Command, do func(context.Context, operated, uuid.UUID, []string) error) {
+	var account string
+	cmd.Flags().StringVar(&account, "account", "", "`id` of the account (default: the first account)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var id uuid.UUID
+		if account != "" {
+			var err error
+			if id, err = parseID(account); err != nil {
+				return misuseError{fmt.Errorf("--account %w", err)}
+			}
+		}
+		return c.either(func(ctx context.Context, v operated) error { return do(ctx, v, id, args) })(cmd, args)
+	}
+}
+
 // collect returns the items of a list that can be read, and an error for the others.
 func collect[T any](list iter.Seq2[T, error]) (all []T, err error) {
 	for item, problem := range list {
@@ -67,6 +83,11 @@ func collect[T any](list iter.Seq2[T, error]) (all []T, err error) {
 // showAll shows the items of a list.
 func showAll[T any](c *cli, items iter.Seq2[T, error], head []string, row func(T) []string, as func(T) object) error {
 	all, err := collect(items)
+	return showList(c, all, err, head, row, as)
+}
+
+// showList shows the items of a list that could be read, with the error of the others.
+func showList[T any](c *cli, all []T, err error, head []string, row func(T) []string, as func(T) object) error {
 	rows, data := [][]string{head}, []object{}
 	for _, item := range all {
 		rows, data = append(rows, row(item)), append(data, as(item))
@@ -102,8 +123,9 @@ func (c *cli) accounts() *cobra.Command {
 
 	all := &cobra.Command{
 		Use: "list", Short: "List all accounts, oldest first", Args: cobra.NoArgs,
-		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
-			return showAll(c, v.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS", "STATE"},
+		RunE: c.either(func(ctx context.Context, v operated) error {
+			all, err := v.Accounts(ctx)
+			return showList(c, all, err, []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS", "STATE"},
 				func(a *cardvault.Account) []string {
 					return []string{a.ID.String(), a.Name, date(a.CreatedAt), yes(a.ImportApproved), yes(a.NetworkTokensActive), a.State.String()}
 				}, accountObject)
@@ -113,15 +135,15 @@ func (c *cli) accounts() *cobra.Command {
 }
 
 // ends returns a command that gives the account of its argument another state.
-func (c *cli) ends(cmd *cobra.Command, do func(*cardvault.Vault, context.Context) (*cardvault.Account, error), text string) *cobra.Command {
+func (c *cli) ends(cmd *cobra.Command, do func(operated, context.Context, uuid.UUID) (*cardvault.Account, error), text string) *cobra.Command {
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ACCOUNT %w", err)}
 		}
-		return c.with(func(ctx context.Context, v *cardvault.Vault) error {
-			a, err := do(v.In(id), ctx)
+		return c.either(func(ctx context.Context, v operated) error {
+			a, err := do(v, ctx, id)
 			if err != nil {
 				return err
 			}
@@ -135,11 +157,11 @@ func (c *cli) freeze() *cobra.Command {
 	return c.ends(&cobra.Command{
 		Use: "freeze ACCOUNT", Short: "Refuse all calls of an account, until unfreeze",
 		Long: "Freeze refuses all calls of an account, in every process, also those that have begun. Nothing of the account is lost, and unfreeze ends it.",
-	}, (*cardvault.Vault).FreezeAccount, "The account is frozen.\n")
+	}, operated.FreezeAccount, "The account is frozen.\n")
 }
 
 func (c *cli) unfreeze() *cobra.Command {
-	return c.ends(&cobra.Command{Use: "unfreeze ACCOUNT", Short: "End the freeze of an account"}, (*cardvault.Vault).ThawAccount, "The account is open.\n")
+	return c.ends(&cobra.Command{Use: "unfreeze ACCOUNT", Short: "End the freeze of an account"}, operated.ThawAccount, "The account is open.\n")
 }
 
 func (c *cli) closeAccount() *cobra.Command {
@@ -147,7 +169,7 @@ func (c *cli) closeAccount() *cobra.Command {
 	cmd := c.ends(&cobra.Command{
 		Use: "close ACCOUNT", Short: "End an account for ever, and erase all that it has",
 		Long: "Close refuses all calls of an account for ever. The server erases everything that the account has, and deletes its network tokens at their networks: accounts list has closed then. It cannot be undone, and --erase says that you know it.",
-	}, (*cardvault.Vault).CloseAccount, "The account is closing: the server erases all that it has.\n")
+	}, operated.CloseAccount, "The account is closing: the server erases all that it has.\n")
 	cmd.Flags().BoolVar(&sure, "erase", false, "erase all cards of the account")
 	do := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -240,20 +262,21 @@ func keyObject(k *cardvault.APIKey) object {
 
 func (c *cli) apiKeys() *cobra.Command {
 	all := &cobra.Command{Use: "list", Short: "List the API keys of an account, oldest first", Args: cobra.NoArgs}
-	c.within(all, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
-		return showAll(c, v.AllAPIKeys(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
+	c.inEither(all, func(ctx context.Context, v operated, account uuid.UUID, _ []string) error {
+		keys, err := v.APIKeys(ctx, account)
+		return showList(c, keys, err, []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
 			func(k *cardvault.APIKey) []string {
 				return []string{k.ID.String(), k.Label, date(k.CreatedAt), date(k.ExpiresAt), joined(k.Scopes)}
 			}, keyObject)
 	})
 
 	revoke := &cobra.Command{Use: "revoke ID", Short: "Revoke an API key, and the keys that it made", Args: cobra.ExactArgs(1)}
-	c.within(revoke, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+	c.inEither(revoke, func(ctx context.Context, v operated, account uuid.UUID, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ID %w", err)}
 		}
-		if err := v.DeleteAPIKey(ctx, id); err != nil {
+		if err := v.DeleteAPIKey(ctx, account, id); err != nil {
 			return err
 		}
 		return c.show(object{"id": id, "revoked": true}, "The key is revoked.\n")

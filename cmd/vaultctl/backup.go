@@ -50,7 +50,7 @@ func (c *cli) backup() *cobra.Command {
 				}
 			}
 
-			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			return c.either(func(ctx context.Context, v operated) error {
 				b := &backupJob{vault: v, to: to, progress: c.progress("", 0)}
 				if since != "" {
 					f, err := os.Open(since)
@@ -110,7 +110,7 @@ func (c *cli) showBackup(b *backupJob, file, manifest string) error {
 
 // A backupJob makes one backup.
 type backupJob struct {
-	vault    *cardvault.Vault
+	vault    operated
 	to       []age.Recipient
 	progress *progress
 	since    io.ReadSeeker // nil: the backup is full

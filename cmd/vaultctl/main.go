@@ -110,7 +110,7 @@ func (c *cli) root() *cobra.Command {
 		Use:   "vaultctl",
 		Short: "Operate a vault of payment cards",
 		Long: "Vaultctl operates a vault: its keys, backups, accounts, API keys and audit log.\n\n" +
-			"The vault is a folder (--vault) or a PostgreSQL database (--store). On a folder, the server must be stopped first.\n\n" +
+			"The vault is a folder (--vault) or a PostgreSQL database (--store). On a folder, the server must be stopped first, unless it offers its socket to the command.\n\n" +
 			"Exit status: 0 done, 1 failed, 2 wrong usage, 3 damage or a finding.",
 		SilenceUsage:     true,
 		SilenceErrors:    true,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/doctest"
 	"github.com/cardvault/cardvault/internal/ledger"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -38,7 +40,7 @@ var postgres = realtest.SharedPostgreSQL(nil)
 func TestMain(m *testing.M) {
 	testscript.Main(postgres.Main(m), map[string]func(){
 		"vaultctl": main,
-		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3])) },
+		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3], len(os.Args) > 4)) },
 		"store":    func() { exit(storeCard(os.Args[1], os.Args[2])) },
 	})
 }
@@ -52,8 +54,8 @@ func exit(err error) {
 }
 
 // serve serves the REST API of a sandbox until it is terminated, and writes its address into
-// a file.
-func serve(place, key, addr string) error {
+// a file. With socket, vaultctl can call its vault.
+func serve(place, key, addr string, socket bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	c := at(place)
@@ -73,6 +75,13 @@ func serve(place, key, addr string) error {
 		server := &http.Server{Handler: h}
 		go func() { _ = server.Serve(httpapi.Erasing(listener)) }()
 		defer server.Close()
+		if socket {
+			operators, err := operator.Listen(c.vault)
+			if err != nil {
+				return err
+			}
+			go func() { _ = operator.Serve(ctx, operators, v, slog.New(slog.DiscardHandler)) }()
+		}
 		if err := newFile(addr, func(w io.Writer) error { _, err := fmt.Fprint(w, listener.Addr()); return err }); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ func (c *cli) verify() *cobra.Command {
 			if opts.Rate < 0 || opts.Most < 1 {
 				return misuseError{errors.New("--rate must not be negative, and --most must be at least 1")}
 			}
-			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			return c.either(func(ctx context.Context, v operated) error {
 				p := c.progress("", 0)
 				opts.Progress = p.verified
 				r, err := v.Verify(ctx, &opts)

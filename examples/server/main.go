@@ -13,6 +13,8 @@
 // /simulator/tokens/{id}/{action} does to a stored card what its scheme would. SIGINT and
 // SIGTERM stop it; the second one at once.
 //
+// On Linux vaultctl can call the vault meanwhile, over a Unix socket in DATA/vault.
+//
 // The audit log is on. DATA/audit has the last checkpoint of each account, and the public keys
 // that verify them.
 package main
@@ -36,6 +38,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/cardvault/cardvault/simnet"
 )
 
@@ -147,6 +150,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		return err
 	}
 
+	defer offer(ctx, filepath.Join(c.data, "vault"), v, log)()
 	return serve(ctx, listener, sandbox.Server(handler, log), v, log, func() error {
 		if err := errors.Join(around.KeepPublicKeys(v), credentials.Write(file)); err != nil {
 			return err
@@ -154,6 +158,25 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		credentials.Announce(stdout, file)
 		return nil
 	})
+}
+
+// offer lets vaultctl call the vault while the server works, and returns a function that ends that.
+func offer(ctx context.Context, dir string, v *cardvault.Vault, log *slog.Logger) (end func()) {
+	socket, err := operator.Listen(dir)
+	if err != nil {
+		log.Warn("vaultctl needs the server stopped", "error", err)
+		return func() {}
+	}
+
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx)) // until the requests have ended
+	served := make(chan error, 1)
+	go func() { served <- operator.Serve(ctx, socket, v, log) }()
+	return func() {
+		stop()
+		if err := <-served; err != nil {
+			log.Warn("the operator's socket", "error", err)
+		}
+	}
 }
 
 // listen returns a listener, and warns of one that other machines can reach.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -20,7 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
 )
 
@@ -98,6 +101,32 @@ func startWith(t *testing.T, flags []string, dir string, env ...string) *process
 		t.Fatal(err)
 	}
 	return p
+}
+
+// TestOperated: an operator reaches the vault of a running server, and of one that was killed before.
+func TestOperated(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the server offers no socket here")
+	}
+	dir := t.TempDir()
+	start(t, dir).kill(t)
+	p := start(t, dir)
+	c, err := operator.Dial(t.Context(), filepath.Join(dir, "vault"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	all, err := c.Accounts(t.Context())
+	if err != nil || len(all) != len(p.Accounts)+1 { // and the first one, which the sandbox does not use
+		t.Errorf("%d accounts, want %d, %v", len(all), len(p.Accounts)+1, err)
+	}
+	if r, err := c.Verify(t.Context(), new(cardvault.VerifyOptions)); err != nil || r.Records == 0 || len(r.Problems) > 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	p.stop(t)
+	if _, err := operator.Dial(t.Context(), filepath.Join(dir, "vault")); !errors.Is(err, operator.ErrNoServer) {
+		t.Errorf("a server that has stopped: %v", err)
+	}
 }
 
 // kill ends the server as a crash would.

@@ -31,6 +31,7 @@ import (
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
 	"github.com/cardvault/cardvault/internal/nametest"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/cardvault/cardvault/internal/outbox"
 	"github.com/cardvault/cardvault/internal/payload"
 	"github.com/cardvault/cardvault/internal/paymentdata"
@@ -255,6 +256,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[store.Disagreement](),
 		reflect.TypeFor[store.Index](),
 		reflect.TypeFor[store.Key](),
+		reflect.TypeFor[operator.Client](),
 		reflect.TypeFor[verify.Advice](),
 		reflect.TypeFor[verify.Config](),
 		reflect.TypeFor[verify.Finding](),

@@ -198,6 +198,7 @@ var languages = map[string]string{
 	"docs/journeys.md: In Python: sh":                                   "TestJourneys of examples/server",
 	"docs/postgresql.md: Start: sh":                                     "it changes the go.mod of the reader; modules here have the same replacement",
 	"docs/vaultctl.md: vaultctl: sh":                                    "man.txtar of cmd/vaultctl has the lines",
+	"docs/vaultctl.md: Beside a running server: sh":                     "server.txtar of cmd/vaultctl has the commands",
 	"docs/vaultctl.md: Name the vault and its key: sh":                  "usage",
 	"docs/vaultctl.md: Once a year, or when a key may have leaked: sh":  "way.txtar of cmd/vaultctl has the lines",
 	"docs/webhooks.md: Send: sh":                                        "it calls vault.example; post_webhooks.txt in httpapi/testdata/transcripts has the call",
