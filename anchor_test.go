@@ -179,6 +179,23 @@ func TestAnchorInterval(t *testing.T) {
 	})
 }
 
+// TestAnchorAtRest: a vault that writes nothing does not advance its anchor.
+func TestAnchorAtRest(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		a := anchor(t)
+		a.imports()
+		time.Sleep(time.Minute)
+		before, err := cardvault.AnchorDir(a.dir).Load(t.Context())
+		noErr(t, err)
+		time.Sleep(time.Hour)
+		after, err := cardvault.AnchorDir(a.dir).Load(t.Context())
+		noErr(t, err)
+		if len(before) == 0 || !bytes.Equal(before, after) {
+			t.Errorf("the anchor has %q, and had %q", after, before)
+		}
+	})
+}
+
 // TestAnchorRevocation: the anchor has what ends a right before the call answers.
 func TestAnchorRevocation(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, v *cardvault.Vault, key *cardvault.APIKey) error{
@@ -398,7 +415,6 @@ func TestAnchorUnreachable(t *testing.T) {
 			key, err := a.vault.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
 			noErr(t, err)
 			noErr(t, a.vault.Close())
-			before := copied(t, a.store)
 
 			m.set(call)
 			_, err = a.on(a.store, uuid.Nil)
@@ -408,6 +424,7 @@ func TestAnchorUnreachable(t *testing.T) {
 			m.set(nil)
 			a.vault, err = a.on(a.store, uuid.Nil)
 			noErr(t, err)
+			before := copied(t, a.store)
 
 			m.set(call)
 			a.log.Reset()
@@ -421,6 +438,7 @@ func TestAnchorUnreachable(t *testing.T) {
 				t.Errorf("%s: logged %d times: %s", name, n, a.log.String())
 			}
 
+			time.Sleep(25 * time.Second) // it is tried again, more than once
 			m.set(nil)
 			time.Sleep(75 * time.Second) // the call that ignores its deadline, and the interval
 			a.refused(before, "older")
@@ -533,6 +551,15 @@ func TestAnchorOfTwo(t *testing.T) {
 			})
 		}
 		all.Wait()
+
+		key, err := b.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+		noErr(t, err)
+		time.Sleep(time.Minute)
+		_, err = b.APIKey(t.Context(), key.ID) // it looks for a later keyring, and not again within a second
+		noErr(t, err)
+		noErr(t, errorOf(a.vault.RotateKeys(t.Context(), nil)))
+		noErr(t, b.DeleteAPIKey(t.Context(), key.ID))
+
 		time.Sleep(time.Minute)
 		former := copied(t, a.store)
 		a.imports()
@@ -652,6 +679,7 @@ func TestAnchorOfMoved(t *testing.T) {
 	if _, err := cardvault.Move(t.Context(), former, memstore.New(), keys, opts); !errors.Is(err, cardvault.ErrRolledBack) {
 		t.Errorf("a move of a place that was rolled back: %v", err)
 	}
+	a.refused(former, "older") // it was not fenced
 	a.store, a.vault = to, nil
 	a.reopen()
 	a.imports()
