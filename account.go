@@ -365,7 +365,11 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 // Errors: ErrNotFound.
 func (v *Vault) CloseAccount(ctx context.Context) (_ *Account, err error) {
 	defer v.doing(ctx, "close account", &err)
-	return v.setState(ctx, opCloseAccount, AccountClosing)
+	a, err := v.setState(ctx, opCloseAccount, AccountClosing)
+	if err != nil {
+		return nil, err
+	}
+	return a, v.inLedger(ctx, "close account")
 }
 
 // setState gives the account another state, unless it is past that.

@@ -596,7 +596,10 @@ func shownAPIKey(ctx context.Context, v *Vault, r, use *store.Record) (*APIKey, 
 // has erased them.
 func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing(ctx, "delete API key", &err, id)
-	return v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil)
+	if err := v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil); err != nil {
+		return err
+	}
+	return v.inLedger(ctx, "delete API key")
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself

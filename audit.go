@@ -38,6 +38,16 @@ type AuditOptions struct {
 	// Sink keeps checkpoints elsewhere. If nil, Verify does not notice that a log was cut
 	// off, or restored from a backup.
 	Sink audit.Sink
+
+	// Ledger keeps the whole log elsewhere, within seconds, for RestoreOptions.Ledger. If nil,
+	// deletions after the last export are undone by a restore.
+	Ledger audit.Ledger
+
+	// LedgerSync is how long Delete, DeleteAPIKey, DeleteAPIKeyBy, DeleteWebhook and CloseAccount
+	// wait for Ledger, 100 milliseconds to a minute: they return nil only once it has their
+	// record, and ErrLedgerBehind if it does not in time. Failure has to be AuditRefuse. If zero,
+	// they do not wait.
+	LedgerSync time.Duration
 }
 
 // An AuditFailure says what happens to a call whose audit record cannot be written.
@@ -82,6 +92,13 @@ func (o *Options) completeAudit() error {
 	if a.Retention != 0 && a.Retention < least {
 		return fmt.Errorf("cardvault: Options.Audit.Retention must be at least %v", least)
 	}
+	switch {
+	case a.LedgerSync == 0:
+	case a.LedgerSync < 100*time.Millisecond || a.LedgerSync > time.Minute:
+		return errors.New("cardvault: Options.Audit.LedgerSync must be between 100ms and 1m")
+	case a.Ledger == nil || a.Failure != AuditRefuse:
+		return errors.New("cardvault: Options.Audit.LedgerSync needs Options.Audit.Ledger and AuditRefuse")
+	}
 	o.Audit = &a
 	return nil
 }
@@ -97,9 +114,36 @@ func newAudit(c *core) *auditlog.Log {
 	return auditlog.New(auditlog.Config{
 		Ledger: c.ledger, Log: c.log,
 		Kinds:    auditKinds,
-		Continue: o.Failure == AuditContinue, Reads: o.Reads, Retention: o.Retention, Sink: o.Sink,
+		Continue: o.Failure == AuditContinue, Reads: o.Reads, Retention: o.Retention, Sink: o.Sink, Export: o.Ledger,
 		Actor: auditActor, Classify: classify,
 	})
+}
+
+// A LedgerReport says how far [AuditOptions.Ledger] is behind the vault, as this process knows.
+type LedgerReport struct {
+	Accounts int       // whose last records the ledger lacks
+	Since    time.Time // when it last had more of the one that waits longest; zero: it lacks nothing
+}
+
+// LedgerReport returns how far the ledger is behind. It is zero without one.
+func (v *Vault) LedgerReport() (r LedgerReport) {
+	if v != nil && v.core != nil && v.audit != nil {
+		r.Accounts, r.Since = v.audit.Behind()
+	}
+	return r
+}
+
+// inLedger waits for the ledger, if deletions do.
+func (v *Vault) inLedger(ctx context.Context, verb string) error {
+	if v.audit == nil || v.opts.Audit.LedgerSync == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, v.opts.Audit.LedgerSync)
+	defer cancel()
+	if err := v.audit.Exported(ctx, v.ledger.In(v.rows.ID)); err != nil {
+		return &callError{verb, fmt.Errorf("%w: %w", ErrLedgerBehind, err), true} // the log has the deletion
+	}
+	return nil
 }
 
 const maxActor = 255 // bytes of a text of an actor in a record

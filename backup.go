@@ -96,8 +96,9 @@ type RestoreOptions struct {
 // A DeletionLedger is the audit log of a vault, from the time of a backup or before it. Tokens,
 // API keys and webhooks whose deletion it has are deleted again, and closed accounts closed.
 type DeletionLedger struct {
-	// Exports are of [Vault.ExportAudit], one for each account of the backup. They are read
-	// three times.
+	// Exports are of [Vault.ExportAudit] or [AuditOptions.Ledger]: for each account of the backup
+	// one, or several that follow each other without a gap, in any order. They are read four
+	// times. Calls that two of them have count twice in RestoreReport.Lost.
 	Exports []io.ReadSeeker
 
 	// PublicKeys are the audit keys that began after the backup: see [Vault.AuditPublicKeys].

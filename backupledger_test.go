@@ -264,7 +264,7 @@ func TestLedgerRefused(t *testing.T) {
 	refused("another vault's", ledgerOf(foreign.later...), "signed")
 	refused("from before the backup", ledgerOf(l.before...), "cut off")
 	refused("one account's", ledgerOf(first), "no export of account")
-	refused("one account's twice", ledgerOf(first, first), "second")
+	refused("one account's twice", ledgerOf(first, first), "no export of account")
 	refused("none", ledgerOf(), "no export")
 
 	var last *audit.Checkpoint

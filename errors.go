@@ -144,6 +144,12 @@ var (
 	// it too; their comments say what was done.
 	ErrUnavailable = ledger.ErrUnavailable
 
+	// ErrLedgerBehind is returned by a deletion that has taken effect, cannot be undone, and has
+	// its record in the audit log, but not in [AuditOptions.Ledger] yet: see
+	// AuditOptions.LedgerSync. The vault goes on trying. Until then a restore from a backup may
+	// undo it.
+	ErrLedgerBehind = errors.New("cardvault: deleted, and the ledger has no record of it yet")
+
 	// ErrOutcomeUnknown comes with the error of a write whose commit failed in
 	// a way that leaves open whether it took place. Repeat it under the same
 	// idempotency key, or look.

@@ -689,7 +689,10 @@ func (u *TokenUpdate) apply(t *Token) error {
 // does not have, or no longer has.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing(ctx, "delete token", &err, id)
-	return v.deleteToken(ctx, deletion{id: id, row: v.rows.Unmask(kindToken, id), op: opDelete, reason: receive.ReasonRequested})
+	if err := v.deleteToken(ctx, deletion{id: id, row: v.rows.Unmask(kindToken, id), op: opDelete, reason: receive.ReasonRequested}); err != nil {
+		return err
+	}
+	return v.inLedger(ctx, "delete token")
 }
 
 // deleteToken makes a deletion.

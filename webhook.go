@@ -298,10 +298,13 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 			return err
 		}, nil
 	})
-	if err == nil && large {
+	if err != nil {
+		return err
+	}
+	if large {
 		v.jobs.Due(left)
 	}
-	return err
+	return v.inLedger(ctx, "delete webhook")
 }
 
 // WebhookSecretOptions are the options of RotateWebhookSecret.

@@ -327,6 +327,8 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 		return v.fault(Replayed, fmt.Sprintf("checkpoint %d belongs here", want))
 	case c.Break != nil && c.Break.Last >= c.Number:
 		return v.fault(Malformed, "checkpoint names an impossible break")
+	case before == nil && c.Break == nil && v.keptBefore(c):
+		return v.fault(Replayed, "checkpoint does not follow the kept one before it")
 	case follows && c.Previous != before.Hash(), c.Number == 1 && c.Previous != [sha256.Size]byte{}:
 		return v.fault(Replayed, "checkpoint does not follow the one before")
 	case follows && c.Erased < before.Erased, c.Erased >= c.Number:
@@ -350,6 +352,13 @@ func (v *verifier) checkpoint(c *Checkpoint) error {
 		v.gap(c, c.Number-want)
 	}
 	return nil
+}
+
+// keptBefore reports whether another checkpoint was kept in the place before the first one.
+func (v *verifier) keptBefore(c *Checkpoint) bool {
+	return slices.ContainsFunc(v.opts.Kept, func(k *Checkpoint) bool {
+		return k.AccountID == c.AccountID && k.Number+1 == c.Number && k.Hash() != c.Previous
+	})
 }
 
 // gap notes a break, and how many checkpoints before it are missing.

@@ -69,6 +69,7 @@ var (
 	forwardTimeout      = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "Outcome unknown: the destination did not respond in time. It may or may not have received the request."}
 	serviceUnavailable  = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is unavailable.", header: "Retry-After", value: "5"}
 	outcomeUnknown      = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service failed during a write. The request may or may not have taken effect.", header: "Retry-After", value: "5"}
+	ledgerBehind        = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The deletion has taken effect. A restored backup may undo it until its record is kept elsewhere.", header: "Retry-After", value: "5"}
 	providerTimeout     = &failure{status: 504, classifier: "PROVIDER_TIMEOUT", message: "The provider did not respond in time. It may or may not have received the request."}
 	insufficientStorage = &failure{status: 503, classifier: "SERVICE_UNAVAILABLE", message: "The service is out of storage space.", header: "Retry-After", value: "5"}
 )
@@ -101,6 +102,7 @@ var causes = []struct {
 	{cardvault.ErrIdempotencyInProgress, idempotencyPending},
 	{cardvault.ErrIdempotencyKeyReused, idempotencyReused},
 	{cardvault.ErrTooManyNumbers, tooManyNumbers},
+	{cardvault.ErrLedgerBehind, ledgerBehind},
 	{cardvault.ErrOutcomeUnknown, outcomeUnknown},
 	{cardvault.ErrStorageFull, insufficientStorage},
 	{cardvault.ErrUnavailable, serviceUnavailable},

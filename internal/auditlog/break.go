@@ -99,9 +99,7 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 
 	l.Log.Error("the end of the chain of the audit log was damaged or missing, and the chain goes on with a break: export the log and verify it",
 		"account", rows.ID, "checkpoint", k.Number, "last", b.Last, "unproved_records", b.Records)
-	if l.sink != nil {
-		l.sink.offer(&k.Checkpoint)
-	}
+	l.offer(&k.Checkpoint)
 	return fmt.Errorf("%w: the chain of the audit log was begun anew", ledger.ErrAgain)
 }
 

@@ -97,6 +97,8 @@ func (l *Log) proved(n *lane, done []*segment) {
 		n.unproved -= len(s.entries)
 	}
 	n.waiting = slices.DeleteFunc(n.waiting, func(s *segment) bool { return slices.Contains(done, s) })
+	close(l.proofs)
+	l.proofs = make(chan struct{})
 }
 
 // runOf returns the records of a segment that has ended. Nothing of it changes any more.
@@ -211,10 +213,20 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 	switch {
 	case errors.Is(err, errLost):
 		return l.lostChain(ctx, rows, c.record, err)
-	case err == nil && l.sink != nil:
-		l.sink.offer(&last.Checkpoint)
+	case err == nil:
+		l.offer(&last.Checkpoint)
 	}
 	return err
+}
+
+// offer passes a checkpoint on.
+func (l *Log) offer(c *audit.Checkpoint) {
+	if l.sink != nil {
+		l.sink.offer(c)
+	}
+	if l.exporter != nil {
+		l.exporter.offer(c.AccountID, c.Number)
+	}
 }
 
 // statement returns the next checkpoint of a chain, signed.
@@ -282,7 +294,7 @@ func (l *Log) sweep(ctx context.Context) (int, error) {
 	n, err := l.step(ctx, l.due(l.Kinds.Segment), l.complete)
 	m, also := l.step(ctx, l.due(l.Kinds.Chain), l.erase)
 	o, late := l.step(ctx, l.postponed, l.complete)
-	return n + m + o, errors.Join(err, also, late)
+	return n + m + o, errors.Join(err, also, late, l.look(ctx))
 }
 
 // A find returns records to work on, at most a limit.

@@ -50,6 +50,7 @@ type Config struct {
 	Continue  bool          // calls go on without a record that cannot be written
 	Retention time.Duration // of records; 0: for ever
 	Sink      audit.Sink    // nil: none
+	Export    audit.Ledger  // that gets the whole log; nil: none
 
 	// Actor returns on whose behalf a call is made.
 	Actor func(context.Context) audit.Actor
@@ -76,8 +77,9 @@ var ErrFull = fmt.Errorf("%w: audit log cannot be written", ledger.ErrUnavailabl
 // A Log is the audit log of a vault in one process. All methods may be called concurrently.
 type Log struct {
 	Config
-	notes notes
-	sink  *sink // nil: none
+	notes    notes
+	sink     *sink     // nil: none
+	exporter *exporter // nil: none
 
 	ticking chan struct{} // holds a token while tick runs
 
@@ -85,6 +87,7 @@ type Log struct {
 	lanes    map[uuid.UUID]*lane // by account
 	unproved int                 // records of segments
 	timer    *time.Timer         // nil: nothing to do
+	proofs   chan struct{}       // is closed when segments have got checkpoints
 	closed   bool
 
 	failing ledger.Seldom // of failures that are logged
@@ -93,10 +96,13 @@ type Log struct {
 
 // New returns a Log, which starts nothing until there are records.
 func New(c Config) *Log {
-	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}}
+	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}, proofs: make(chan struct{})}
 	l.notes.windows, l.notes.held = map[window]*counted{}, map[uuid.UUID]int{}
 	if c.Sink != nil {
 		l.sink = newSink(c.Sink, c.Log)
+	}
+	if c.Export != nil {
+		l.exporter = newExporter(l, c.Export)
 	}
 	return l
 }
@@ -445,6 +451,9 @@ func (l *Log) Close() {
 	}
 	if l.sink != nil {
 		l.sink.close(ctx)
+	}
+	if l.exporter != nil {
+		l.exporter.close(ctx)
 	}
 }
 

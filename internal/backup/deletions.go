@@ -1,6 +1,8 @@
 package backup
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -19,7 +21,7 @@ const clocks = time.Hour
 
 // A Deleter repeats the deletions of the time after a backup in the restored vault.
 type Deleter struct {
-	Exports    []io.ReadSeeker // of the audit log, one for each account
+	Exports    []io.ReadSeeker // of the audit log, one for each account or more that follow each other
 	PublicKeys []ed25519.PublicKey
 	Kept       []*audit.Checkpoint
 	Known      []audit.Gap // breaks that exports may have
@@ -45,55 +47,115 @@ type Deletions struct {
 // backup, without a gap: so an export from before the backup is refused, and one of another
 // vault.
 func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
-	var accounts []uuid.UUID
-	for i, export := range d.Exports {
-		account, err := d.verify(ctx, export)
-		if err == nil && slices.Contains(accounts, account) {
-			err = fmt.Errorf("%w: it is the second one of account %v", ledger.ErrDamaged, account)
+	parts, err := d.sorted()
+	if err != nil {
+		return nil, err
+	}
+	logs := map[uuid.UUID]*ledgerLog{}
+	for _, p := range parts {
+		if err := d.verify(ctx, p, logs); err != nil {
+			return nil, fmt.Errorf("export %d of the ledger: %w", p.number, err)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("export %d of the ledger: %w", i+1, err)
+	}
+	for account, log := range logs {
+		for _, k := range log.known {
+			if k.Number > log.reach {
+				return nil, fmt.Errorf("export %d of the ledger: %w: cut off: account %v has a checkpoint %d, and the ledger ends with %d", log.last, ledger.ErrDamaged, account, k.Number, log.reach)
+			}
 		}
-		accounts = append(accounts, account)
 	}
 	for _, a := range d.Accounts {
-		if !slices.Contains(accounts, a) {
+		if logs[a] == nil {
 			return nil, fmt.Errorf("%w: the ledger has no export of account %v", ledger.ErrDamaged, a)
 		}
 	}
 
 	found := &Deletions{Lost: map[string]int64{}}
 	again := func(r *audit.Record) error { return d.again(ctx, r, found) }
-	for i, export := range d.Exports {
-		if err := d.read(export, audit.VerifyOptions{Each: again, Open: again}, nil); err != nil {
-			return nil, fmt.Errorf("export %d of the ledger: %w", i+1, err)
+	for _, p := range parts {
+		if err := d.read(p.export, audit.VerifyOptions{Each: again, Open: again}, nil); err != nil {
+			return nil, fmt.Errorf("export %d of the ledger: %w", p.number, err)
 		}
 	}
 	return found, nil
 }
 
-// verify verifies an export, and returns its account.
-func (d *Deleter) verify(ctx context.Context, export io.ReadSeeker) (uuid.UUID, error) {
-	var header audit.Report
-	_ = d.read(export, audit.VerifyOptions{Each: func(*audit.Record) error { return io.EOF }}, &header) // the error comes up below
-	kept := d.Kept
-	last, err := d.Last(ctx, header.AccountID)
-	if err != nil {
-		return uuid.Nil, err
+// A ledgerLog is how far the exports of an account reach that were verified.
+type ledgerLog struct {
+	known []*audit.Checkpoint // of the backup, and kept elsewhere
+	end   *audit.Checkpoint   // the last one that an export has; nil: none yet
+	base  uint64              // the last checkpoint of the backup
+	reach uint64              // the last one that an export has
+	last  int                 // number of the last export
+}
+
+// A part is one export of the ledger.
+type part struct {
+	export  io.ReadSeeker
+	number  int // of Exports, from 1
+	account uuid.UUID
+	first   uint64
+}
+
+// sorted returns the exports in the order of their checkpoints. Nothing is verified yet.
+func (d *Deleter) sorted() ([]part, error) {
+	parts := make([]part, len(d.Exports))
+	for i, export := range d.Exports {
+		var header audit.Report
+		_ = d.read(export, audit.VerifyOptions{Each: func(*audit.Record) error { return io.EOF }}, &header) // the error comes up in verify
+		parts[i] = part{export, i + 1, header.AccountID, header.First}
 	}
-	number := uint64(0)
-	if last != nil {
-		number, kept = last.Number, append(slices.Clip(kept), last)
+	slices.SortStableFunc(parts, func(a, b part) int {
+		return cmp.Or(bytes.Compare(a.account[:], b.account[:]), cmp.Compare(a.first, b.first))
+	})
+	return parts, nil
+}
+
+// verify verifies an export, which must follow the exports of its account before it, or the backup.
+// It reads it again to compare it with the checkpoints that are known of the same numbers.
+func (d *Deleter) verify(ctx context.Context, p part, logs map[uuid.UUID]*ledgerLog) error {
+	var whole audit.Report
+	if err := d.read(p.export, audit.VerifyOptions{}, &whole); err != nil {
+		return err
+	}
+	log := logs[p.account]
+	if log == nil {
+		log = new(ledgerLog)
+		last, err := d.Last(ctx, p.account)
+		if err != nil {
+			return err
+		}
+		if last != nil {
+			log.known, log.base = append(log.known, last), last.Number
+		}
+		for _, k := range d.Kept {
+			if k.AccountID == p.account {
+				log.known = append(log.known, k)
+			}
+		}
+		logs[p.account] = log
+	}
+	log.last = p.number
+	if before := max(log.base, log.reach); whole.First > before+1 {
+		return fmt.Errorf("%w: it begins with checkpoint %d, and the backup or the export before it ends with %d", ledger.ErrDamaged, whole.First, before)
+	}
+	if whole.Last == nil {
+		return nil
 	}
 
-	var whole audit.Report
-	if err := d.read(export, audit.VerifyOptions{Kept: kept}, &whole); err != nil {
-		return uuid.Nil, err
+	var within []*audit.Checkpoint
+	for _, k := range append(slices.Clip(log.known), log.end) {
+		if k != nil && k.Number+1 >= whole.First && k.Number <= whole.Last.Number {
+			within = append(within, k)
+		}
 	}
-	if whole.First > number+1 {
-		return uuid.Nil, fmt.Errorf("%w: it begins with checkpoint %d, and the backup ends with %d", ledger.ErrDamaged, whole.First, number)
+	if err := d.read(p.export, audit.VerifyOptions{Kept: within}, nil); err != nil {
+		return err
 	}
-	return whole.AccountID, nil
+	if whole.Last.Number > log.reach {
+		log.end, log.reach = whole.Last, whole.Last.Number
+	}
+	return nil
 }
 
 // read reads an export from its beginning.
