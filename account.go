@@ -362,14 +362,14 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 // its audit records for their time, and the hashes of API keys whose texts the program chose.
 // Closing again changes nothing. Any account can be closed, the default one too.
 //
-// Errors: ErrNotFound.
+// Errors: ErrNotFound; ErrLedgerBehind, with the account.
 func (v *Vault) CloseAccount(ctx context.Context) (_ *Account, err error) {
 	defer v.doing(ctx, "close account", &err)
 	a, err := v.setState(ctx, opCloseAccount, AccountClosing)
 	if err != nil {
 		return nil, err
 	}
-	return a, v.inLedger(ctx, "close account")
+	return a, inLedger(ctx, v, "close account")
 }
 
 // setState gives the account another state, unless it is past that.

@@ -589,7 +589,7 @@ func shownAPIKey(ctx context.Context, v *Vault, r, use *store.Record) (*APIKey, 
 
 // DeleteAPIKey revokes an API key and all its descendants, at once: the keys that it made,
 // and the keys that these made. The error is ErrNotFound for an id that the account does
-// not have.
+// not have, or ErrLedgerBehind.
 //
 // Its duration does not depend on the number of descendants: the keys of a large family, of
 // more than a thousand, never authenticate from then on, but are listed until [Vault.Run]
@@ -599,7 +599,7 @@ func (v *Vault) DeleteAPIKey(ctx context.Context, id uuid.UUID) (err error) {
 	if err := v.eraser.Delete(ctx, v.rows, opDeleteAPIKey, kindAPIKey, id, nil); err != nil {
 		return err
 	}
-	return v.inLedger(ctx, "delete API key")
+	return inLedger(ctx, v, "delete API key")
 }
 
 // DeleteAPIKeyBy is DeleteAPIKey on behalf of the key whose id is by: it revokes by itself

@@ -78,6 +78,7 @@ func (o *Options) completeAudit() error {
 	if o.Audit == nil {
 		return nil
 	}
+
 	a := *o.Audit
 	least, failure := minAuditRetention, AuditRefuse
 	if o.Mode == Sandbox {
@@ -134,7 +135,7 @@ func (v *Vault) LedgerReport() (r LedgerReport) {
 }
 
 // inLedger waits for the ledger, if deletions do.
-func (v *Vault) inLedger(ctx context.Context, verb string) error {
+func inLedger(ctx context.Context, v *Vault, verb string) error {
 	if v.audit == nil || v.opts.Audit.LedgerSync == 0 {
 		return nil
 	}

@@ -322,13 +322,13 @@ func TestLedgerForked(t *testing.T) {
 		}
 		noErr(t, v.Close())
 
-		s := memstore.New()
-		r, err := cardvault.Restore(t.Context(), s, mustKeyBytes(t, goldenKey()), &backup, nil)
+		s, twins := memstore.New(), new(shelf)
+		r, err := cardvault.Restore(t.Context(), s, mustKeyBytes(t, goldenKey()), bytes.NewReader(backup.Bytes()), nil)
 		noErr(t, err)
 		for _, of := range []struct {
 			*shelf
 			want error
-		}{{kept, cardvault.ErrLedgerBehind}, {new(shelf), nil}} {
+		}{{kept, cardvault.ErrLedgerBehind}, {twins, nil}} {
 			v, err = cardvault.New(t.Context(), s, mustKeyBytes(t, goldenKey()), &cardvault.Options{
 				Thaw: r.ID, Audit: &cardvault.AuditOptions{Ledger: of.shelf, LedgerSync: 10 * time.Second},
 			})
@@ -339,6 +339,15 @@ func TestLedgerForked(t *testing.T) {
 			token, err = v.Import(t.Context(), visa, nil)
 			noErr(t, err)
 			noErr(t, v.Close())
+		}
+
+		both := kept.ledger()
+		both.Exports = append(both.Exports, twins.ledger().Exports...)
+		for l, fine := range map[*cardvault.DeletionLedger]bool{kept.ledger(): true, twins.ledger(): true, both: false} {
+			_, err := cardvault.Restore(t.Context(), memstore.New(), mustKeyBytes(t, goldenKey()), bytes.NewReader(backup.Bytes()), &cardvault.RestoreOptions{Ledger: l})
+			if (err == nil) != fine || !fine && !errors.Is(err, cardvault.ErrDamaged) {
+				t.Errorf("restored with %d parts: %v", len(l.Exports), err)
+			}
 		}
 	})
 }

@@ -686,13 +686,13 @@ func (u *TokenUpdate) apply(t *Token) error {
 // the network unless another token holds it too. It cannot be undone. Its duration does not
 // depend on the size of the family: whatever exceeds one transaction is out of reach from
 // then on, and erased by [Vault.Run]. The error is ErrNotFound for an id that the account
-// does not have, or no longer has.
+// does not have, or no longer has, or ErrLedgerBehind.
 func (v *Vault) Delete(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing(ctx, "delete token", &err, id)
 	if err := v.deleteToken(ctx, deletion{id: id, row: v.rows.Unmask(kindToken, id), op: opDelete, reason: receive.ReasonRequested}); err != nil {
 		return err
 	}
-	return v.inLedger(ctx, "delete token")
+	return inLedger(ctx, v, "delete token")
 }
 
 // deleteToken makes a deletion.

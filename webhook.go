@@ -275,7 +275,7 @@ func set[T any](to, from *T) {
 
 // DeleteWebhook removes a webhook. Its deliveries are erased by [Vault.Run], also
 // without [Options.Webhooks]. The error is ErrNotFound for an id that the account does
-// not have.
+// not have, or ErrLedgerBehind.
 func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 	defer v.doing(ctx, "delete webhook", &err, id)
 	row := v.rows.Unmask(kindWebhook, id)
@@ -304,7 +304,7 @@ func (v *Vault) DeleteWebhook(ctx context.Context, id uuid.UUID) (err error) {
 	if large {
 		v.jobs.Due(left)
 	}
-	return v.inLedger(ctx, "delete webhook")
+	return inLedger(ctx, v, "delete webhook")
 }
 
 // WebhookSecretOptions are the options of RotateWebhookSecret.

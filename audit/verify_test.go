@@ -541,3 +541,33 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+// TestKeptBefore: an export that begins in the midst of a log follows the kept checkpoint before it.
+func TestKeptBefore(t *testing.T) {
+	next := func(before *audit.Checkpoint) *audit.Checkpoint {
+		c := &audit.Checkpoint{VaultID: vaultID, AccountID: account, Number: 1, At: start}
+		if before != nil {
+			c.Number, c.Previous = before.Number+1, before.Hash()
+		}
+		c.Sign(key)
+		return c
+	}
+	second := next(next(nil))
+	twin := next(next(nil))
+	twin.At = start.Add(time.Second)
+	twin.Sign(key)
+	third := next(second)
+	var out bytes.Buffer
+	x := audit.NewWriter(&out, vaultID, account, 3, false, []audit.Signer{{PublicKey: [ed25519.PublicKeySize]byte(public), First: 1}}, key)
+	if err := errors.Join(x.Checkpoint(third), x.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	for kept, want := range map[*audit.Checkpoint]audit.Fault{second: 0, third: 0, twin: audit.Replayed, next(third): audit.CutOff} {
+		_, err := audit.Verify(bytes.NewReader(out.Bytes()), &audit.VerifyOptions{PublicKeys: []ed25519.PublicKey{public}, Kept: []*audit.Checkpoint{kept}})
+		fault, _ := errors.AsType[*audit.VerifyError](err)
+		if (want == 0) != (err == nil) || want != 0 && (fault == nil || fault.Fault != want) {
+			t.Errorf("kept checkpoint %d: %v, want %v", kept.Number, err, want)
+		}
+	}
+}

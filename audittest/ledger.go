@@ -207,10 +207,10 @@ func ledgerAccounts(t testing.TB, s *ledgerSuite) {
 func ledgerRestart(t testing.TB, s *ledgerSuite) {
 	chain := s.chain(uuid.New(), 4)
 	s.appends(t, s.ledger, "a part", s.part(t, chain, 1, 2))
-	again := s.Open(t)
-	s.reaches(t, again, "after a restart", chain, 2)
-	s.appends(t, again, "a part after a restart", s.part(t, chain, 3, 4))
-	s.reaches(t, again, "after a restart and a part", chain, 4)
+	restarted := s.Open(t)
+	s.reaches(t, restarted, "after a restart", chain, 2)
+	s.appends(t, restarted, "a part after a restart", s.part(t, chain, 3, 4))
+	s.reaches(t, restarted, "after a restart and a part", chain, 4)
 }
 
 func ledgerContext(t testing.TB, s *ledgerSuite) {
@@ -234,20 +234,21 @@ func ledgerContext(t testing.TB, s *ledgerSuite) {
 }
 
 func ledgerConcurrency(t testing.TB, s *ledgerSuite) {
-	const accounts, parts = 4, 6
+	const chains, parts = 4, 6
+
 	var group sync.WaitGroup
-	var chains [][]*audit.Checkpoint
-	errs := make(chan error, 2*accounts*parts)
-	for range accounts {
+	var all [][]*audit.Checkpoint
+	errs := make(chan error, 2*chains*parts)
+	for range chains {
 		chain := s.chain(uuid.New(), parts)
-		chains = append(chains, chain)
-		var all []*audit.Part
+		all = append(all, chain)
+		var pieces []*audit.Part
 		for n := range parts {
-			all = append(all, s.part(t, chain, n+1, n+1))
+			pieces = append(pieces, s.part(t, chain, n+1, n+1))
 		}
 		for range 2 { // processes
 			group.Go(func() {
-				for _, p := range all {
+				for _, p := range pieces {
 					errs <- s.ledger.Append(t.Context(), p)
 				}
 			})
@@ -260,7 +261,7 @@ func ledgerConcurrency(t testing.TB, s *ledgerSuite) {
 			t.Fatalf("Append = %v, want nil", err)
 		}
 	}
-	for _, chain := range chains {
+	for _, chain := range all {
 		s.reaches(t, s.ledger, "after concurrent calls", chain, parts)
 	}
 }

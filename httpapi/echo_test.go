@@ -13,12 +13,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 const (
@@ -207,6 +210,26 @@ func TestAbortHandler(t *testing.T) {
 	}()
 	r.do(t, "GET", "/tokens", "")
 	t.Error("no panic")
+}
+
+// A full ledger keeps nothing.
+type fullLedger struct{ audit.Ledger }
+
+func (fullLedger) Last(context.Context, uuid.UUID, uuid.UUID) (audit.Mark, error) {
+	return audit.Mark{}, errors.New("full")
+}
+
+// A deletion that the ledger lacks has taken effect, and says so.
+func TestLedgerBehind(t *testing.T) {
+	r := newRig(t, &cardvault.Options{Audit: &cardvault.AuditOptions{Failure: cardvault.AuditRefuse, Ledger: fullLedger{}, LedgerSync: 100 * time.Millisecond}}, nil)
+	id := r.importCard(t)
+	w := r.do(t, "DELETE", "/tokens/"+id, "")
+	if want := `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The deletion has taken effect. A restored backup may undo it until its record is kept elsewhere."}`; w.status != 503 || strings.TrimSpace(w.body) != want {
+		t.Errorf("%d %s", w.status, w.body)
+	}
+	if w := r.do(t, "GET", "/tokens/"+id, ""); w.status != 404 {
+		t.Errorf("the token: %d %s", w.status, w.body)
+	}
 }
 
 // A failure of the store is answered with 503 if a retry may succeed, else with 500.

@@ -208,7 +208,7 @@ func (c *cli) restore() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&identities, "identity", "", "age identity `file` that opens an encrypted backup, such as /dev/fd/3")
-	cmd.Flags().StringVar(&ledger, "ledger", "", "`folder` of audit export --all, from after the backup")
+	cmd.Flags().StringVar(&ledger, "ledger", "", "`folder` of audit export --all from after the backup, or with the parts of a ledger")
 	proof.add(cmd, "; needed only for those of a rotation after the backup")
 	return cmd
 }

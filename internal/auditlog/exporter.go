@@ -260,6 +260,7 @@ func (x *exporter) close(ctx context.Context) {
 		x.resume = nil
 		x.start()
 	}
+
 	for len(x.behind) > 0 && ctx.Err() == nil {
 		further := x.further
 		x.mu.Unlock()

@@ -50,7 +50,7 @@ type Config struct {
 	Continue  bool          // calls go on without a record that cannot be written
 	Retention time.Duration // of records; 0: for ever
 	Sink      audit.Sink    // nil: none
-	Export    audit.Ledger  // that gets the whole log; nil: none
+	Export    audit.Ledger  // keeps the whole log; nil: none
 
 	// Actor returns on whose behalf a call is made.
 	Actor func(context.Context) audit.Actor
@@ -87,7 +87,7 @@ type Log struct {
 	lanes    map[uuid.UUID]*lane // by account
 	unproved int                 // records of segments
 	timer    *time.Timer         // nil: nothing to do
-	proofs   chan struct{}       // is closed when segments have got checkpoints
+	proofs   chan struct{}       // is closed when segments have checkpoints
 	closed   bool
 
 	failing ledger.Seldom // of failures that are logged

@@ -80,12 +80,12 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 	return found, nil
 }
 
-// A ledgerLog is how far the exports of an account reach that were verified.
+// A ledgerLog follows the verified exports of an account.
 type ledgerLog struct {
 	known []*audit.Checkpoint // of the backup, and kept elsewhere
-	end   *audit.Checkpoint   // the last one that an export has; nil: none yet
+	end   *audit.Checkpoint   // of the exports; nil: none yet
 	base  uint64              // the last checkpoint of the backup
-	reach uint64              // the last one that an export has
+	reach uint64              // the number of end
 	last  int                 // number of the last export
 }
 
@@ -136,8 +136,8 @@ func (d *Deleter) verify(ctx context.Context, p part, logs map[uuid.UUID]*ledger
 		logs[p.account] = log
 	}
 	log.last = p.number
-	if before := max(log.base, log.reach); whole.First > before+1 {
-		return fmt.Errorf("%w: it begins with checkpoint %d, and the backup or the export before it ends with %d", ledger.ErrDamaged, whole.First, before)
+	if reach := max(log.base, log.reach); whole.First > reach+1 {
+		return fmt.Errorf("%w: it begins with checkpoint %d, and the backup or the export before it ends with %d", ledger.ErrDamaged, whole.First, reach)
 	}
 	if whole.Last == nil {
 		return nil

@@ -252,7 +252,7 @@ func (m *restorer) occupy(ctx context.Context) error {
 	return nil
 }
 
-// agree compares the mark with the links, the first of which is written into a mark without any.
+// agree compares the mark with the links. A mark without a backup has the first one written into it.
 func (m *restorer) agree(ctx context.Context) error {
 	m.reached = slices.IndexFunc(m.links, func(l *link) bool { return l.head.backup == m.mark.Backup })
 	first, last := m.links[0].head.backup, m.links[len(m.links)-1].head.backup
