@@ -43,8 +43,8 @@ type AuditOptions struct {
 	// deletions after the last export are undone by a restore.
 	Ledger audit.Ledger
 
-	// LedgerSync is how long Delete, DeleteAPIKey, DeleteAPIKeyBy, DeleteWebhook and CloseAccount
-	// wait for Ledger, 100 milliseconds to a minute: they return nil only once it has their
+	// LedgerSync limits the wait of Delete, DeleteAPIKey, DeleteAPIKeyBy, DeleteWebhook and
+	// CloseAccount for Ledger, 100 milliseconds to a minute: they return nil only once it has their
 	// record, and ErrLedgerBehind if it does not in time. Failure has to be AuditRefuse. If zero,
 	// they do not wait.
 	LedgerSync time.Duration
@@ -123,7 +123,7 @@ func newAudit(c *core) *auditlog.Log {
 // A LedgerReport says how far [AuditOptions.Ledger] is behind the vault, as this process knows.
 type LedgerReport struct {
 	Accounts int       // whose last records the ledger lacks
-	Since    time.Time // when it last had more of the one that waits longest; zero: it lacks nothing
+	Since    time.Time // of the longest wait, or of its last progress; zero: it lacks nothing
 }
 
 // LedgerReport returns how far the ledger is behind. It is zero without one.
