@@ -196,11 +196,12 @@ type List struct {
 // Indexes only lead to records. Where an index names a record that is absent or that
 // disagrees with it, Lookup, Due, Next and Children pass over the record. So does List by a
 // hash: one lost record must not hide the others. Due and Next also pass over a record that
-// cannot be read, and List by a hash may. A store whose indexes can be damaged apart from
-// its records reports what it passed over and repairs the index, so that the fault does not
-// recur. For other lists see [List].
+// cannot be read, and List by a hash may. Lookup passes over it, or returns ErrDamaged beside the
+// others. A store whose indexes can be damaged apart from its records reports what it passed
+// over and repairs the index, so that the fault does not recur. For other lists see [List].
 type ReadTx interface {
-	// Get returns the record, or ErrNotFound.
+	// Get returns the record, or ErrNotFound. For a record that cannot be read it returns
+	// ErrDamaged, which ends no transaction: the function reads and writes on.
 	Get(kind Kind, id uuid.UUID) (*Record, error)
 
 	// List answers q. The cost of a page and of a total does not depend on how
@@ -254,7 +255,8 @@ type Tx interface {
 	ReadTx
 
 	// Put writes a record whole. Version must be 1 for a new record, else one
-	// more than the stored version: otherwise Update returns ErrConflict.
+	// more than the stored version: otherwise Update returns ErrConflict. A record that cannot
+	// be read has no version: Update returns ErrDamaged, unless the function deletes it before.
 	// The store keeps no reference to r or its slices after Update returns.
 	Put(r *Record)
 
@@ -262,7 +264,9 @@ type Tx interface {
 	// can still be found by their indexes, until they are deleted themselves. So the cost
 	// of a deletion does not depend on the number of descendants, and a family of any size
 	// is erased through [ReadTx.Children], a few at a time. Deleting an absent record does
-	// nothing.
+	// nothing. A record that cannot be read is deleted like any other: what its columns do not
+	// say stays in indexes, which lead to nothing then, until these are repaired. Until then a
+	// Put of that id may fail if the record is in such an index.
 	Delete(kind Kind, id uuid.UUID)
 }
 
@@ -273,9 +277,23 @@ type Divided interface {
 	// In returns the same transaction for the records of one account, or with the zero id
 	// for those of none. It is a Tx if the receiver is. Get, Lookup and Children find
 	// records of no other account, and Delete deletes none. A Put of one is ErrInvalid. The
-	// caller promises that no two accounts have a record of the same kind and id.
+	// caller promises that no two accounts have a record of the same kind and id. See
+	// [ForeignError] for a store in which a writer of rows has broken the promise.
 	In(account uuid.UUID) ReadTx
 }
+
+// A ForeignError may be returned by Get in an account ([Divided]) for a record that another
+// account has. It is [ErrNotFound], and also [ErrDamaged] because no record of this account can
+// be put in its place. A Put there is ErrDamaged. The place is free once the transaction in the
+// other account deletes that record.
+type ForeignError struct {
+	Account uuid.UUID // that the record names
+}
+
+func (*ForeignError) Error() string { return "store: another account has the record" }
+
+// Is reports whether target is ErrNotFound or ErrDamaged.
+func (*ForeignError) Is(target error) bool { return target == ErrNotFound || target == ErrDamaged }
 
 // A Store keeps records. All methods may be called concurrently.
 //

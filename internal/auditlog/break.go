@@ -74,20 +74,21 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 		if err := ledger.Current(tx, keys); err != nil {
 			return err
 		}
-		if err := stillLost(tx, next, rec); err != nil {
+		end, err := stillLost(tx, next, rec)
+		if err != nil {
 			return err
 		}
-		switch _, err := tx.Get(written.Kind, written.ID); {
+		switch _, err := ledger.Seek(tx, written.Kind, written.ID); {
 		case absent(err):
 		case err != nil && !ledger.Unreadable(err):
 			return err
 		case !planted:
 			return errTaken
 		default:
-			tx.Delete(written.Kind, written.ID)
+			ledger.Clear(tx, written.Kind, written.ID, err)
 		}
 		if !own {
-			tx.Delete(next.Kind, next.ID)
+			ledger.Clear(tx, next.Kind, next.ID, end)
 		}
 		tx.Put(next)
 		tx.Put(written)
@@ -104,15 +105,16 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 }
 
 // stillLost returns ErrAgain unless the record of a chain is as it was when the chain was lost.
-func stillLost(tx store.ReadTx, next, rec *store.Record) error {
-	is, err := tx.Get(next.Kind, next.ID)
+// end is the error of its Seek.
+func stillLost(tx store.ReadTx, next, rec *store.Record) (end, err error) {
+	is, end := ledger.Seek(tx, next.Kind, next.ID)
 	switch {
-	case err != nil && !absent(err) && !ledger.Unreadable(err):
-		return err
-	case (err == nil) != (rec != nil), err == nil && is.Version != rec.Version:
-		return ledger.ErrAgain
+	case end != nil && !absent(end) && !ledger.Unreadable(end):
+		return nil, end
+	case (end == nil) != (rec != nil), end == nil && is.Version != rec.Version:
+		return nil, ledger.ErrAgain
 	}
-	return nil
+	return end, nil
 }
 
 // remains returns the chain of an account as its checkpoints show it, and the number of the last

@@ -198,7 +198,7 @@ func (l *Log) extend(ctx context.Context, rows ledger.Account, erased uint64, ru
 		for _, r := range written {
 			// The record of the chain names the last checkpoint, unless an older one was put back, or
 			// a writer of rows has put something behind it.
-			if _, err := tx.Get(r.Kind, r.ID); err == nil || ledger.Unreadable(err) {
+			if _, err := ledger.Seek(tx, r.Kind, r.ID); err == nil || ledger.Unreadable(err) {
 				return errLost
 			}
 			tx.Put(r)
@@ -245,30 +245,29 @@ func statement(keys *seal.Keys, account uuid.UUID, c *chain, r *run) *kept {
 
 // put writes what goes with the checkpoint of a run.
 func (r *run) put(l *Log, tx store.Tx) error {
-	if (r.stored || r.broken != nil) && !(r.of != nil && r.of.unpromised) {
-		// Without its promise it has a checkpoint, of another process or one whose outcome was
-		// unknown, unless a writer of rows has removed the promise.
-		switch _, err := tx.Get(l.Kinds.Segment, r.low); {
-		case absent(err):
+	if r.low != uuid.Nil {
+		needed := (r.stored || r.broken != nil) && !(r.of != nil && r.of.unpromised)
+		_, err := ledger.Seek(tx, l.Kinds.Segment, r.low)
+		switch {
+		case absent(err) && needed:
+			// Without its promise it has a checkpoint, of another process or one whose outcome was
+			// unknown, unless a writer of rows has removed the promise.
 			if r.of != nil {
 				r.of.unpromised = true
 			}
 			return ledger.ErrAgain
-		case err != nil && !ledger.Unreadable(err): // a damaged promise is deleted like any other
+		case err != nil && !absent(err) && !ledger.Unreadable(err): // a damaged promise is deleted like any other
 			return err
 		}
-	}
-
-	if r.low != uuid.Nil {
-		tx.Delete(l.Kinds.Segment, r.low)
+		ledger.Clear(tx, l.Kinds.Segment, r.low, err)
 	}
 	for _, row := range r.present {
-		if _, err := tx.Get(l.Kinds.Record, row); err != nil && !ledger.Unreadable(err) {
+		if _, err := ledger.Seek(tx, l.Kinds.Record, row); err != nil && !ledger.Unreadable(err) {
 			return err
 		}
 	}
 	for _, v := range r.vacant {
-		switch _, err := tx.Get(l.Kinds.Record, v.ID); {
+		switch _, err := ledger.Seek(tx, l.Kinds.Record, v.ID); {
 		case err == nil, ledger.Unreadable(err):
 			return ledger.ErrAgain
 		case !absent(err):
@@ -610,7 +609,12 @@ func (l *Log) eraseOne(ctx context.Context, rows ledger.Account, c *chain) (int,
 			tx.Delete(l.Kinds.Record, row)
 		}
 		if !more {
-			tx.Delete(l.Kinds.Checkpoint, checkpointID(rows.ID, c.swept))
+			at := checkpointID(rows.ID, c.swept)
+			_, err := ledger.Seek(tx, l.Kinds.Checkpoint, at)
+			if err != nil && !absent(err) && !ledger.Unreadable(err) {
+				return err
+			}
+			ledger.Clear(tx, l.Kinds.Checkpoint, at, err)
 		}
 		return nil
 	})

@@ -264,7 +264,7 @@ func (l *Log) read(ctx context.Context, rows ledger.Account) (end *store.Record,
 	var list *store.List
 	err = rows.View(ctx, func(tx store.ReadTx) error {
 		end, lost = nil, nil
-		switch is, err := tx.Get(l.Kinds.Chain, chainID(rows.ID)); {
+		switch is, err := ledger.Seek(tx, l.Kinds.Chain, chainID(rows.ID)); {
 		case err == nil:
 			end = is
 		case ledger.Unreadable(err):

@@ -333,8 +333,8 @@ func (e *entry) promise(tx store.Tx) error {
 		return errStale
 	}
 	if !e.of.promised.Load() {
-		switch _, err := tx.Get(e.log.Kinds.Segment, e.of.row); {
-		case errors.Is(err, store.ErrNotFound), errors.Is(err, ledger.ErrNotFound):
+		switch _, err := ledger.Seek(tx, e.log.Kinds.Segment, e.of.row); {
+		case absent(err):
 			if e.promised == nil {
 				e.promised = e.of.promise.Clone()
 			}

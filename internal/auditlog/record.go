@@ -312,7 +312,7 @@ func (c *chain) next(rows ledger.Account, due time.Time) (*store.Record, error) 
 // get returns a record by its row key, nil if it is absent.
 func (l *Log) get(ctx context.Context, rows ledger.Account, kind store.Kind, row uuid.UUID) (rec *store.Record, err error) {
 	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
-		rec, err = tx.Get(kind, row)
+		rec, err = ledger.Seek(tx, kind, row)
 		if absent(err) {
 			rec, err = nil, nil
 		}

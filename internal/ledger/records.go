@@ -157,6 +157,33 @@ func Again(tx store.ReadTx, r *store.Record) (*store.Record, error) {
 	return where(tx, r).Get(r.Kind, r.ID)
 }
 
+// Seek reads a record in a transaction of its account. If a record of another account has its
+// place, the error is ErrDamaged: only a writer of rows can have put it there, and none of this
+// account can be put there until Clear has removed it. Get says that such a record is not found,
+// which is all that a caller who names its id may learn.
+func Seek(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, id)
+	if foreign, is := errors.AsType[*store.ForeignError](err); is {
+		return nil, &taken{foreign.Account}
+	}
+	return r, err
+}
+
+// A taken error says that a record of another account has the place of a record.
+type taken struct{ account uuid.UUID }
+
+func (*taken) Error() string { return ErrDamaged.Error() + ": another account has the record" }
+
+func (*taken) Unwrap() error { return ErrDamaged }
+
+// Clear deletes the record at an id, whatever its account. err comes from Seek in this transaction.
+func Clear(tx store.Tx, kind store.Kind, id uuid.UUID, err error) {
+	if t, is := errors.AsType[*taken](err); is {
+		tx = Within(tx, t.account).(store.Tx)
+	}
+	tx.Delete(kind, id)
+}
+
 // Delete deletes a record that was read, whatever its account.
 func Delete(tx store.Tx, r *store.Record) {
 	where(tx, r).(store.Tx).Delete(r.Kind, r.ID)

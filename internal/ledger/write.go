@@ -244,7 +244,7 @@ func again(err error) bool {
 // since it was read.
 func PutNext(tx store.Tx, records ...*store.Record) error {
 	for _, r := range records {
-		is, err := Again(tx, r)
+		is, err := Seek(where(tx, r), r.Kind, r.ID)
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			is = new(store.Record)

@@ -258,6 +258,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[simnet.Options](),
 		reflect.TypeFor[store.Classes](),
 		reflect.TypeFor[store.Disagreement](),
+		reflect.TypeFor[store.ForeignError](),
 		reflect.TypeFor[store.Index](),
 		reflect.TypeFor[store.Key](),
 		reflect.TypeFor[operator.Client](),

@@ -80,7 +80,7 @@ type group struct {
 	next    []*call // for the next group
 	bytes   int     // of rows to be written
 
-	known   map[key]*row     // as stored; nil: absent
+	known   map[key]*row     // as stored; nil: absent; of another account: that has the place
 	relied  map[key]struct{} // which of known the settled calls have looked at
 	looked  []key            // which of them the call has that runs
 	answers map[string]*answer
@@ -394,14 +394,28 @@ func (u *updater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 
 // Get returns records of the account alone, also in a group that knows rows by id.
 func (u partUpdater) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	r, err := u.get(u.g.keyAt(kind, u.account, id))
-	if err == nil && r.Account != u.account {
+	r := u.row(u.g.keyAt(kind, u.account, id))
+	switch {
+	case r == nil || r.account == u.account:
+		return one(rowsOf(r), nil)
+	case u.server.part(r.account) != u.server.part(u.account):
 		return nil, store.ErrNotFound
 	}
-	return r, err
+	return nil, &store.ForeignError{Account: r.account}
 }
 
-func (u *updater) get(k key) (*store.Record, error) {
+func (u *updater) get(k key) (*store.Record, error) { return one(rowsOf(u.row(k)), nil) }
+
+// rowsOf returns a row as the answer to a question for it.
+func rowsOf(r *row) []*row {
+	if r == nil {
+		return nil
+	}
+	return []*row{r}
+}
+
+// row returns the row at a key, nil if there is none.
+func (u *updater) row(k key) *row {
 	u.mustLive()
 	r, known := u.g.state(k)
 	if !known {
@@ -409,10 +423,7 @@ func (u *updater) get(k key) (*store.Record, error) {
 		u.g.await(u.c)
 		r, _ = u.g.state(k)
 	}
-	if r == nil {
-		return nil, store.ErrNotFound
-	}
-	return r.record(true), nil
+	return r
 }
 
 func (u partUpdater) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
@@ -432,7 +443,7 @@ func (u *updater) Due(kind store.Kind, shards store.Shards, until time.Time, lim
 		u.c.Alone, u.c.ended = true, later // rows stay locked, so the group has no time to lose
 		panic(unwind{})
 	}
-	return u.records(u.server.sql.ofDue(kind, shards, until, limit, true))
+	return readyOf(u.rows(u.server.sql.ofDue(kind, shards, until, limit, true)))
 }
 
 // ask returns the answer to a question of a call, or ends its run.
@@ -484,8 +495,17 @@ func (g *group) state(k key) (r *row, known bool) {
 	if ok {
 		g.looked = append(g.looked, k)
 	}
+	if g.foreign(k, r) {
+		if now, written := g.overlay[g.keyOf(r)]; written && now == nil {
+			return nil, true // a call has given the place back
+		}
+	}
 	return r, ok
 }
+
+// foreign reports whether a row that is known at a key names another account. Only a writer of
+// rows brings that about.
+func (g *group) foreign(k key, r *row) bool { return r != nil && !g.wide && r.account != k.account }
 
 // A change is one write that apply can undo.
 type change struct {
@@ -568,6 +588,8 @@ func (g *group) put(o op, undo *[]change) (refused error, known bool) {
 	}
 
 	switch {
+	case old != nil && old.damaged, g.foreign(o.key, old): // its version is not known, or not of this record
+		return store.ErrDamaged, true
 	case o.loads && (old != nil || o.row.version == 0):
 		return store.ErrConflict, true
 	case old == nil && !o.isNew(), old != nil && o.row.version != old.version+1:
@@ -650,11 +672,7 @@ func (g *group) fetch() error {
 	}
 
 	g.learn(rows)
-	for _, k := range keys {
-		if g.unknown(k) {
-			g.known[k] = nil
-		}
-	}
+	g.occupy(keys, rows)
 
 	for i, q := range questions {
 		a := answers[i]
@@ -674,6 +692,29 @@ func (g *group) fetch() error {
 	clear(g.wantRows)
 	clear(g.wantAnswers)
 	return nil
+}
+
+// occupy notes for keys whose rows were not found that their places are free, or which row of
+// another account in the same partition has the same kind and id.
+func (g *group) occupy(keys []key, rows []*row) {
+	var at map[key]*row // without accounts
+	for _, k := range keys {
+		if !g.unknown(k) {
+			continue
+		}
+		if at == nil {
+			at = make(map[key]*row, len(rows))
+			for _, r := range rows {
+				at[key{kind: r.kind, id: r.id}] = r
+			}
+		}
+
+		r := at[key{kind: k.kind, id: k.id}]
+		if r != nil && g.part(r.account) != g.part(k.account) {
+			r = nil
+		}
+		g.known[k] = r
+	}
 }
 
 // remember keeps the rows that the group has read, as it has left them.

@@ -30,11 +30,16 @@ func (m *memory) keyOf(r *row) key {
 	return key{kind: r.kind, id: r.id}
 }
 
+// remember keeps a row. A damaged row is read again, since a repair by SQL may leave its stamp.
 func (m *memory) remember(r *row) {
-	if r.size() > memoryRow {
+	at := m.keyOf(r)
+	switch {
+	case r.damaged:
+		m.forget(at)
+		return
+	case r.size() > memoryRow:
 		return
 	}
-	at := m.keyOf(r)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.rows) >= memoryRows && m.rows[at] == nil {

@@ -5,6 +5,8 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"sync"
 	"testing"
 
@@ -118,19 +120,34 @@ func TestVaultInPartitions(t *testing.T) {
 // In finds, puts and deletes records of the account alone.
 func TestInAccount(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
-	s := open(t, p, divided(t, p, 4))
+	name := divided(t, p, 4)
+	s := open(t, p, name)
 	one := record(1)
 	one.Lookup = [][]byte{[]byte("hash")}
 	if err := put(s, one, child(2, 1)); err != nil {
 		t.Fatal(err)
 	}
 
+	var taken [2]map[uuid.UUID]bool // accounts in whose partition the record is, by View and Update
 	look := func(tx store.ReadTx, of uuid.UUID, want bool) {
 		t.Helper()
 		in := tx.(store.Divided).In(of)
 		_, err := in.Get(kind, id(1))
 		if want && err != nil || !want && !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("Get in %v = %v", of, err)
+		}
+		if foreign, is := errors.AsType[*store.ForeignError](err); is {
+			i := 0
+			if _, writes := tx.(store.Tx); writes {
+				i = 1
+			}
+			if taken[i] == nil {
+				taken[i] = map[uuid.UUID]bool{}
+			}
+			taken[i][of] = true
+			if foreign.Account != account || !errors.Is(err, store.ErrDamaged) {
+				t.Errorf("Get in %v = %v of account %v", of, err, foreign.Account)
+			}
 		}
 		found, err := in.Lookup(kind, []byte("hash"), 9)
 		if err != nil || (len(found) > 0) != want {
@@ -158,6 +175,49 @@ func TestInAccount(t *testing.T) {
 	}
 	if !has(t, s, 1) {
 		t.Error("a record was deleted in another account")
+	}
+	if len(taken[0]) == 0 || len(taken[0]) > 30 || !maps.Equal(taken[0], taken[1]) {
+		t.Errorf("the place is taken in %d accounts of 40 by View, in %d by Update", len(taken[0]), len(taken[1]))
+	}
+
+	// The place is free when the other account's record is deleted there, and not before. Its list
+	// has a block that counts it.
+	quoted := pgx.Identifier{name}.Sanitize()
+	if _, err := p.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %[1]s.counts (n, kind, level, class, child, scope, first, part)
+		SELECT v.n, r.kind, 1, v.class, false, r.account, v.first::uuid, substr(c.relname, length('records_') + 1)::smallint
+		FROM (SELECT tableoid, * FROM %[1]s.records WHERE class = 1) r JOIN pg_class c ON c.oid = r.tableoid,
+			(VALUES (0, 0, '%[2]s'), (1, 1, '%[2]s'), (0, 0, '%[3]s')) AS v(n, class, first)`, quoted, uuid.Nil, uuid.Max)); err != nil {
+		t.Fatal(err)
+	}
+	for neighbour := range taken[0] {
+		into := func(tx store.Tx) store.Tx { return tx.(store.Divided).In(neighbour).(store.Tx) }
+		theirs := record(1)
+		theirs.Account = neighbour
+		if err := s.Update(t.Context(), func(tx store.Tx) error { into(tx).Put(theirs); return nil }); !errors.Is(err, store.ErrDamaged) {
+			t.Errorf("Put in a taken place = %v", err)
+		}
+		if err := s.Update(t.Context(), func(tx store.Tx) error {
+			if _, err := into(tx).Get(kind, id(1)); !errors.As(err, new(*store.ForeignError)) {
+				t.Errorf("Get in a taken place = %v", err)
+			}
+			tx.(store.Divided).In(account).(store.Tx).Delete(kind, id(1))
+			into(tx).Put(theirs)
+			return nil
+		}); err != nil {
+			t.Errorf("Put in a place that is given back = %v", err)
+		}
+		for of, want := range map[uuid.UUID]int64{account: 0, neighbour: 1} {
+			if l := list(t, s, &store.Query{Kind: kind, Account: of, Limit: 1, Count: true}); l.Total != want || len(l.Records) != int(want) {
+				t.Errorf("the list of account %v has %d", of, l.Total)
+			}
+		}
+		if found := checked(t, s, 100); len(found) > 0 {
+			t.Errorf("after a place was given back: %v", found)
+		}
+		if err := errors.Join(remove(s, theirs), put(s, one)); err != nil {
+			t.Fatal(err)
+		}
+		break
 	}
 
 	// Without an account the record is found, and another account cannot have its id.

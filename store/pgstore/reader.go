@@ -52,27 +52,29 @@ func (r *reader) mustLive() {
 }
 
 func (r *reader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	found, err := r.records(r.server.sql.ofGet(kind, id))
+	return one(r.rows(r.server.sql.ofGet(kind, id)))
+}
+
+// Get finds a record of another account in the partition, as the place is not free then.
+func (r partReader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	found, err := r.rows(r.server.at(r.account).ofGet(kind, id))
+	if err == nil && len(found) > 0 && found[0].account != r.account {
+		return nil, &store.ForeignError{Account: found[0].account}
+	}
 	return one(found, err)
 }
 
-func (r partReader) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
-	found, err := one(r.records(r.server.at(r.account).ofGet(kind, id)))
-	if err == nil && found.Account != r.account {
-		return nil, store.ErrNotFound
-	}
-	return found, err
-}
-
 // one returns the record that was asked for.
-func one(found []*store.Record, err error) (*store.Record, error) {
+func one(found []*row, err error) (*store.Record, error) {
 	switch {
 	case err != nil:
 		return nil, err
 	case len(found) == 0:
 		return nil, store.ErrNotFound
+	case found[0].damaged:
+		return nil, store.ErrDamaged
 	}
-	return found[0], nil
+	return found[0].record(true), nil
 }
 
 func (r *reader) List(q *store.Query) (*store.List, error) {
@@ -100,7 +102,7 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Recor
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.server.sql.ofLookup(kind, hash, limit))
+	return readableOf(r.rows(r.server.sql.ofLookup(kind, hash, limit)))
 }
 
 func (r partReader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
@@ -108,7 +110,7 @@ func (r partReader) Lookup(kind store.Kind, hash []byte, limit int) ([]*store.Re
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.server.at(r.account).ofLookupIn(r.account, kind, hash, limit))
+	return readableOf(r.rows(r.server.at(r.account).ofLookupIn(r.account, kind, hash, limit)))
 }
 
 func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) ([]*store.Record, error) {
@@ -116,7 +118,7 @@ func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limi
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.server.sql.ofDue(kind, shards, until, limit, false))
+	return readyOf(r.rows(r.server.sql.ofDue(kind, shards, until, limit, false)))
 }
 
 func (r *reader) Next(kind store.Kind, shards store.Shards) (time.Time, error) {
@@ -133,7 +135,8 @@ func (r *reader) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Rec
 	if limit <= 0 {
 		return nil, nil
 	}
-	return r.records(r.server.sql.ofScan(kind, after, limit))
+	found, err := r.rows(r.server.sql.ofScan(kind, after, limit))
+	return recordsOf(found), err
 }
 
 func (r *reader) Children(parent uuid.UUID, limit int) ([]store.Key, error) {
@@ -165,18 +168,46 @@ func (r *reader) Empty() (bool, error) {
 	return a.total == 0, nil
 }
 
-func (r *reader) records(q *question) ([]*store.Record, error) {
+// rows asks for rows. The damaged ones are among them.
+func (r *reader) rows(q *question) ([]*row, error) {
 	r.mustLive()
 	a, err := r.ask(q)
-	if err != nil || len(a.rows) == 0 {
+	if err != nil {
 		return nil, err
 	}
-	records := make([]*store.Record, len(a.rows))
-	for i, found := range a.rows {
-		records[i] = found.record(true)
-	}
-	return records, nil
+	return a.rows, nil
 }
+
+// recordsOf returns the records of rows, and the places of the damaged ones.
+func recordsOf(found []*row) []*store.Record {
+	if len(found) == 0 {
+		return nil
+	}
+	all := make([]*store.Record, len(found))
+	for i, r := range found {
+		all[i] = r.record(true)
+	}
+	return all
+}
+
+// readableOf returns the records that can be read, and ErrDamaged beside them if there are others.
+func readableOf(found []*row, err error) ([]*store.Record, error) {
+	if slices.ContainsFunc(found, isDamaged) {
+		found, err = slices.DeleteFunc(slices.Clone(found), isDamaged), store.ErrDamaged
+	}
+	return recordsOf(found), err
+}
+
+// readyOf is readableOf for records that are due: what cannot be read is passed over.
+func readyOf(found []*row, err error) ([]*store.Record, error) {
+	if err != nil {
+		return nil, err
+	}
+	sound, _ := readableOf(found, nil)
+	return sound, nil
+}
+
+func isDamaged(r *row) bool { return r.damaged }
 
 // unwind is the panic value by which a read ends a run.
 type unwind struct{}

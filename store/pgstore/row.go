@@ -40,6 +40,10 @@ type row struct {
 	stamp           int64  // never the same for two stored states
 	lookup          []byte // hashes, each after a byte with its length
 	shown, secret   []byte
+
+	// damaged: a column has a value that no Store writes. Lookup and class are then as stored
+	// if they can be read, so that a deletion removes the index entries too.
+	damaged bool
 }
 
 func (r *row) hashes() [][]byte {
@@ -85,8 +89,12 @@ func timestamp(t time.Time) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: time.UnixMicro(t.UnixMicro()), Valid: true}
 }
 
-// record returns a record of its own, with its secret or not.
+// record returns a record of its own, with its secret or not. The record of a damaged row has
+// only its key, account and parent.
 func (r *row) record(secret bool) *store.Record {
+	if r.damaged {
+		return &store.Record{Kind: r.kind, ID: r.id, Account: r.account, Parent: r.parent}
+	}
 	rec := &store.Record{
 		Kind: r.kind, ID: r.id, Account: r.account, Parent: r.parent, Class: r.class,
 		Version: r.version, Shown: bytes.Clone(r.shown),
@@ -117,9 +125,8 @@ type scanner struct {
 	lead    []any // targets of columns before these
 }
 
-// scan reads the row that rows is at, with as many columns as there are. A row whose
-// values break a rule comes with the error, and nothing is in it except what says where it
-// belongs.
+// scan reads the row that rows is at, with as many columns as there are. A row whose values
+// break a rule is damaged.
 func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 	s.row = row{}
 	if s.targets == nil {
@@ -141,10 +148,22 @@ func (s *scanner) scan(rows pgx.Rows) (*row, error) {
 		r.parent = s.uuids[2].Bytes
 	}
 	if !wellFormed(r.lookup) || r.due.InfinityModifier != pgtype.Finite || uint16(s.k)|uint16(s.c) > 255 {
-		return &row{kind: r.kind, id: r.id, account: r.account, parent: r.parent, stamp: r.stamp}, store.ErrDamaged
+		return r.spoiled(uint16(s.c) <= 255), nil
 	}
 
 	return &r, nil
+}
+
+// spoiled returns r as a damaged row, with its class or without.
+func (r *row) spoiled(class bool) *row {
+	d := &row{kind: r.kind, id: r.id, account: r.account, parent: r.parent, stamp: r.stamp, due: r.due, damaged: true}
+	if class {
+		d.class = r.class
+	}
+	if wellFormed(r.lookup) {
+		d.lookup = r.lookup
+	}
+	return d
 }
 
 // wellFormed reports whether b can be read as hashes.

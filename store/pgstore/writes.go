@@ -132,6 +132,9 @@ func (g *group) writes() *writes {
 	var fresh []*row
 	for _, k := range slices.SortedFunc(maps.Keys(g.overlay), compareKeys) {
 		before, after := g.known[k], g.overlay[k]
+		if g.foreign(k, before) {
+			before = nil // it is at its own key too
+		}
 		if before == after {
 			continue
 		}
@@ -176,6 +179,12 @@ func (w *writes) setLookups(before, after *row) {
 		}
 	}
 
+	if before != nil && before.damaged { // its hashes may not be those that lead to it
+		collect(before, nil, &w.off)
+		collect(after, before, &w.off)
+		collect(after, nil, &w.on)
+		return
+	}
 	collect(before, after, &w.off)
 	collect(after, before, &w.on)
 }

@@ -22,7 +22,8 @@ the store works again, all of its writes exist, or none.`,
 }, {
 	"Damaged", "Fault",
 	`An unreadable record is ErrDamaged, which differs from an absent and from an empty record. It
-hides no other record: other cards are found, listed and erased in time.`,
+hides no other record: other cards are found, listed and erased in time. An Update that reads it
+goes on, and can delete it. Else nothing but a restoration would remove it.`,
 	damagedRecord,
 }, {
 	"RepairDamaged", "Fault",
@@ -141,4 +142,38 @@ func damagedRecord(s *stand) {
 	})
 	update(s, open, deleting(row(1)))
 	put(s, open, row(4))
+	replacesDamaged(s, open)
+}
+
+// replacesDamaged deletes the damaged record 2, and replaces a damaged record that no index has.
+func replacesDamaged(s *stand, open store.Store) {
+	update(s, open, func(tx store.Tx) error {
+		if _, err := tx.Get(kindA, idOf(2)); !errors.Is(err, store.ErrDamaged) {
+			s.Errorf("Get of a damaged record in an Update = %v, want ErrDamaged", err)
+		}
+		tx.Put(row(5))
+		_, err := tx.Get(kindA, idOf(4))
+		return err
+	})
+	holds(s, open, row(5))
+	update(s, open, deleting(row(2)))
+	lacks(s, open, row(2))
+	view(s, open, func(tx store.ReadTx) error {
+		hits, err := tx.Lookup(kindA, []byte("h"), 9)
+		is(s, "Lookup after a damaged record was deleted", hits, 3)
+		return err
+	})
+
+	alone := func(options ...func(*store.Record)) *store.Record { return row(7, append(options, class(0))...) }
+	put(s, open, alone())
+	if _, ok := s.fault(open, Fault{Kind: DamagedRecord, Record: store.Key{Kind: kindA, ID: idOf(7)}}); !ok {
+		return
+	}
+	for _, onto := range []*store.Record{alone(), alone(version(2))} {
+		refused(s, open, store.ErrDamaged, putting(row(6), onto))
+	}
+	lacks(s, open, row(6))
+	again := alone(shown("again"))
+	update(s, open, func(tx store.Tx) error { tx.Delete(again.Kind, again.ID); tx.Put(again); return nil })
+	holds(s, open, again, row(4), row(5))
 }

@@ -3,6 +3,7 @@ package storetest_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -43,6 +44,7 @@ type logStore struct {
 	log        *os.File
 	buffer     *bufio.Writer
 	full, lost bool
+	spoiled    store.Key // under mu; the record that is damaged
 }
 
 // logFaults seeds faults into a logStore, and sets how it fails.
@@ -59,6 +61,8 @@ type logFaults struct {
 	neverMend bool
 
 	neverRepairs, hidesDamaged bool
+
+	damageFails, damageStays, damageGoes bool // an Update with a damaged record: its reads, deletions and Puts
 }
 
 // A logWrite is a Put, or a Delete of a key.
@@ -77,7 +81,33 @@ func (w logWrite) apply(tx store.Tx) {
 
 type logTx struct {
 	store.Tx
+	s      *logStore
 	writes []logWrite
+	failed error // of a read
+}
+
+func (tx *logTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if (store.Key{Kind: kind, ID: id}) != tx.s.spoiled {
+		return tx.Tx.Get(kind, id)
+	}
+	if tx.s.faults.damageFails {
+		tx.failed = store.ErrDamaged
+	}
+	return nil, store.ErrDamaged
+}
+
+// spoils reports whether writes put a record over a damaged one, and replaces whether they delete
+// that.
+func (tx *logTx) spoils(spoiled store.Key) (puts, deletes bool) {
+	for _, w := range tx.writes {
+		switch {
+		case w.Put == nil:
+			deletes = deletes || w.Delete == spoiled
+		case (store.Key{Kind: w.Put.Kind, ID: w.Put.ID}) == spoiled:
+			puts = puts || !deletes
+		}
+	}
+	return puts, deletes
 }
 
 func (tx *logTx) Put(r *store.Record) { tx.writes = append(tx.writes, logWrite{Put: r.Clone()}) }
@@ -129,11 +159,16 @@ func (s *logStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var writes []logWrite
-	var noRoom bool
+	var noRoom, heals bool
 	err := s.Store.Update(ctx, func(tx store.Tx) error {
-		l := &logTx{Tx: tx}
-		if err := fn(l); err != nil {
+		l := &logTx{Tx: tx, s: s}
+		if err := cmp.Or(fn(l), l.failed); err != nil {
 			return err
+		}
+		var over bool
+		over, heals = l.spoils(s.spoiled)
+		if over && !s.faults.damageGoes || heals && s.faults.damageStays {
+			return store.ErrDamaged
 		}
 
 		puts := slices.ContainsFunc(l.writes, func(w logWrite) bool { return w.Put != nil })
@@ -154,6 +189,9 @@ func (s *logStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return nil
 	})
 
+	if err == nil && heals {
+		s.spoiled, s.reads = store.Key{}, reads{}
+	}
 	if err == nil && len(writes) > 0 {
 		err = s.append(writes)
 	}
@@ -210,6 +248,7 @@ func (s *logStore) set(kind storetest.FaultKind, is bool) {
 
 // damage makes the store read a record as damaged.
 func (s *logStore) damage(key store.Key) {
+	s.spoiled = key
 	mine := func(r *store.Record) bool { return r.Kind == key.Kind && r.ID == key.ID }
 	s.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
 		if kind == key.Kind && id == key.ID {
@@ -409,6 +448,9 @@ var harnessMutants = []struct {
 			r.scan = func(store.ReadTx, store.Kind, uuid.UUID, int) ([]*store.Record, error) { return nil, store.ErrDamaged }
 		}
 	}},
+	{"an Update fails that reads a damaged record", "Damaged", func(_ *storetest.Harness, f *logFaults) { f.damageFails = true }},
+	{"a damaged record cannot be deleted", "Damaged", func(_ *storetest.Harness, f *logFaults) { f.damageStays = true }},
+	{"a damaged record is replaced unseen", "Damaged", func(_ *storetest.Harness, f *logFaults) { f.damageGoes = true }},
 	{"a damaged record hides due records", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			r.due = func(store.ReadTx, store.Kind, store.Shards, time.Time, int) ([]*store.Record, error) {
