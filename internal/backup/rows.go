@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"hash"
+	"slices"
 
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
@@ -159,13 +161,17 @@ func addTo(h hash.Hash, rows []*store.Record) {
 	}
 }
 
-// sum returns the sum of the records in a span, and their number.
+// sum returns the sum of the records in a span, and their number. It returns ErrDamaged if one of
+// them cannot be read.
 func (c *scanner) sum(ctx context.Context, s span) (sum [sha256.Size]byte, records int, err error) {
 	h := sha256.New()
 	for over := false; !over; {
 		p, err := c.page(ctx, place{s.kind, s.after}, 1)
 		if err != nil {
 			return sum, 0, err
+		}
+		if slices.ContainsFunc(p.damaged, s.has) {
+			return sum, 0, fmt.Errorf("%w: a record of kind %d cannot be read", store.ErrDamaged, s.kind)
 		}
 		n := len(p.rows)
 		for n > 0 && !s.has(p.rows[n-1].ID) {
@@ -198,7 +204,11 @@ func walkOf(s store.Store) *walk {
 				return nil, err
 			}
 		}
-		b, read = &read[0].block, read[1:]
+		b = &read[0].block
+		if read[0].damaged > 0 {
+			b.records = -1 // so that no block is like it
+		}
+		read = read[1:]
 		return b, nil
 	}}
 }
