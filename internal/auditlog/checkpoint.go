@@ -97,8 +97,10 @@ func (l *Log) proved(n *lane, done []*segment) {
 		n.unproved -= len(s.entries)
 	}
 	n.waiting = slices.DeleteFunc(n.waiting, func(s *segment) bool { return slices.Contains(done, s) })
-	close(l.proofs)
-	l.proofs = make(chan struct{})
+	if l.proofs != nil {
+		close(l.proofs)
+		l.proofs = nil
+	}
 }
 
 // runOf returns the records of a segment that has ended. Nothing of it changes any more.

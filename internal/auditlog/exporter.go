@@ -312,6 +312,9 @@ func (l *Log) Exported(ctx context.Context, rows ledger.Account) error {
 	l.mu.Unlock()
 	for {
 		l.mu.Lock()
+		if l.proofs == nil {
+			l.proofs = make(chan struct{})
+		}
 		proofs := l.proofs
 		left := n != nil && slices.ContainsFunc(mine, func(s *segment) bool { return slices.Contains(n.waiting, s) })
 		l.mu.Unlock()

@@ -87,7 +87,7 @@ type Log struct {
 	lanes    map[uuid.UUID]*lane // by account
 	unproved int                 // records of segments
 	timer    *time.Timer         // nil: nothing to do
-	proofs   chan struct{}       // is closed when segments have checkpoints
+	proofs   chan struct{}       // is closed when segments have checkpoints; nil: no call waits for that
 	closed   bool
 
 	failing ledger.Seldom // of failures that are logged
@@ -96,7 +96,7 @@ type Log struct {
 
 // New returns a Log, which starts nothing until there are records.
 func New(c Config) *Log {
-	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}, proofs: make(chan struct{})}
+	l := &Log{Config: c, ticking: make(chan struct{}, 1), lanes: map[uuid.UUID]*lane{}}
 	l.notes.windows, l.notes.held = map[window]*counted{}, map[uuid.UUID]int{}
 	if c.Sink != nil {
 		l.sink = newSink(c.Sink, c.Log)

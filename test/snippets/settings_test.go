@@ -124,6 +124,7 @@ var otherwise = map[string]string{
 	"internal/backup/format.go: 1":         "a format",
 	"internal/backup/format.go: 2":         "likewise",
 	"internal/backup/format.go: 3":         "likewise",
+	"internal/backup/manifest.go: 1":       "likewise",
 	"internal/reseal/reseal.go: 1":         "a picture",
 	"internal/seal/keys.go: 1":             "a format",
 	"examples/ceremony/main.go: 1":         "usage",

@@ -238,7 +238,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 	// which the vaults of the suite do not have.
 	exempt := []string{
 		"In", "Mode", "Check", "PPANEnabled", "Sender", "Close", "Backup",
-		"AuditRecords", "AllAuditRecords", "ExportAudit", "AuditPublicKeys", "RecordRefusal",
+		"AuditRecords", "AllAuditRecords", "ExportAudit", "AuditPublicKeys", "RecordRefusal", "LedgerReport",
 	}
 	for method := range reflect.TypeFor[*cardvault.Vault]().Methods() {
 		if all[method.Name] == nil && !slices.Contains(exempt, method.Name) {
