@@ -366,7 +366,8 @@ func (c *cli) reseal() *cobra.Command {
 			defer p.end()
 
 			changed := time.Now()
-			for left := total; left != (rest{}); {
+			left := total
+			for left.work() {
 				before := left
 				if left, err = resealed(ctx, v, p); err != nil {
 					return err
@@ -375,7 +376,7 @@ func (c *cli) reseal() *cobra.Command {
 					changed = time.Now()
 				}
 				switch {
-				case left == (rest{}):
+				case !left.work():
 				case c.damaged.Load() > 0:
 					return finding{fmt.Errorf("%d records of former terms are left: the lines above name the damaged ones", left.records)}
 				case time.Since(changed) > wait:
@@ -385,6 +386,9 @@ func (c *cli) reseal() *cobra.Command {
 				}
 			}
 			p.end()
+			if left.unreadable > 0 {
+				return finding{fmt.Errorf("damaged: %d records, whose term cannot be read; all others are sealed under the present key term", left.unreadable)}
+			}
 			return c.show(object{"sealed": total.records}, "All records are sealed under the present key term.\n")
 		}),
 	}
@@ -422,7 +426,12 @@ func resealed(ctx context.Context, v operated, p *progress) (left rest, err erro
 type rest struct {
 	records  int64 // that are not sealed under the present term, or lack a fingerprint or another hash, or have a former one
 	rotating bool  // the fingerprint key, or the lookup key
+
+	unreadable int64 // damaged records, which no reseal changes
 }
+
+// work reports whether a reseal has something to do.
+func (r rest) work() bool { return r.records > 0 || r.rotating }
 
 func (r rest) rotation() string {
 	if r.rotating {
@@ -439,13 +448,14 @@ func formerRecords(ctx context.Context, v operated) (left rest, err error) {
 	}
 	for _, series := range []cardvault.KeySeries{cardvault.SeriesFingerprint, cardvault.SeriesLookup} {
 		of := leftOf(r, series)
-		left = rest{left.records + of.records, left.rotating || of.rotating}
+		left = rest{records: left.records + of.records, rotating: left.rotating || of.rotating}
 	}
 	for _, t := range r.Terms {
 		if t.State != cardvault.TermActive {
 			left.records += sum(t.Records)
 		}
 	}
+	left.unreadable = r.Unreadable
 	return left, nil
 }
 

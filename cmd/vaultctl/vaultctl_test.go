@@ -352,7 +352,12 @@ func unlist(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // flipRows flips a bit in the first records of a kind.
-func flipRows(place string, kind store.Kind, n int) (err error) {
+func flipRows(place string, kind store.Kind, n int) error {
+	return changeRows(place, kind, n, func(r *store.Record) { r.Shown[len(r.Shown)-1] ^= 1 })
+}
+
+// changeRows changes the first records of a kind.
+func changeRows(place string, kind store.Kind, n int, change func(*store.Record)) (err error) {
 	s, err := at(place).openStore(context.Background(), false)
 	if err != nil {
 		return err
@@ -361,12 +366,37 @@ func flipRows(place string, kind store.Kind, n int) (err error) {
 	return s.Update(context.Background(), func(tx store.Tx) error {
 		rows, err := tx.Scan(kind, uuid.Nil, n)
 		for _, r := range rows {
-			r.Shown[len(r.Shown)-1] ^= 1
+			change(r)
 			r.Version++
 			tx.Put(r)
 		}
 		return err
 	})
+}
+
+// TestResealUnreadable: reseal does not say that all is done beside a record whose term cannot be read.
+func TestResealUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	flags := []string{"--vault", filepath.Join(dir, "vault"), "--key", filepath.Join(dir, "keys", "vault.key")}
+	call := func(command string) (status int, out, errs string) {
+		var a, b strings.Builder
+		status = run(append(flags, command), os.Stdin, &a, &b)
+		return status, a.String(), b.String()
+	}
+	if status, _, errs := call("init"); status != 0 {
+		t.Fatal(errs)
+	}
+	if status, out, _ := call("reseal"); status != 0 || !strings.Contains(out, "All records are sealed") {
+		t.Errorf("status %d, %s", status, out)
+	}
+	err := changeRows("--vault="+flags[1], kindMerchant, 1, func(r *store.Record) { r.Shown[0] ^= 0xff })
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs := call("reseal")
+	if status != found || strings.Contains(out, "All records") || !strings.Contains(errs, "damaged: 1 records, whose term cannot be read") {
+		t.Errorf("status %d, %s%s", status, out, errs)
+	}
 }
 
 // TestOverdue: the key of a vault that was made long ago is reported as overdue.
