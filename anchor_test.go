@@ -23,19 +23,7 @@ import (
 // copied returns a store with the records that s has now, as a copy of its file has.
 func copied(t *testing.T, s store.Store) store.Store {
 	t.Helper()
-	to := memstore.New()
-	var all []*store.Record
-	noErr(t, s.View(t.Context(), func(tx store.ReadTx) error {
-		all = nil
-		for kind := range 256 {
-			found, err := tx.Scan(store.Kind(kind), uuid.Nil, 10_000)
-			if err != nil {
-				return err
-			}
-			all = append(all, found...)
-		}
-		return nil
-	}))
+	to, all := memstore.New(), recordsOf(t, s)
 	noErr(t, to.Update(t.Context(), func(tx store.Tx) error {
 		for _, r := range all {
 			tx.(store.Loader).Load(r.Clone())

@@ -32,38 +32,39 @@ type edited struct {
 	rows []*store.Record
 }
 
-// editedCopy returns a store with the same records as s.
-func editedCopy(t *testing.T, s store.Store) *edited {
+// recordsOf returns all records of a small store.
+func recordsOf(t *testing.T, s store.Store) (all []*store.Record) {
 	t.Helper()
-	e := &edited{Store: memstore.New()}
-	var all []*store.Record
-	err := s.View(t.Context(), func(tx store.ReadTx) error {
+	noErr(t, s.View(t.Context(), func(tx store.ReadTx) error {
 		all = nil
-		for kind := range 64 {
-			found, err := tx.Scan(store.Kind(kind), uuid.Nil, 1000)
+		for kind := range 256 {
+			found, err := tx.Scan(store.Kind(kind), uuid.Nil, 10_000)
 			if err != nil {
 				return err
 			}
 			all = append(all, found...)
 		}
 		return nil
-	})
-	if err == nil {
-		err = e.Store.Update(t.Context(), func(tx store.Tx) error {
-			for _, r := range all {
-				if r.Kind == kindMeta {
-					e.rows = append(e.rows, r)
-				} else {
-					r.Version = 1
-					tx.Put(r)
-				}
+	}))
+	return all
+}
+
+// editedCopy returns a store with the same records as s.
+func editedCopy(t *testing.T, s store.Store) *edited {
+	t.Helper()
+	e := &edited{Store: memstore.New()}
+	all := recordsOf(t, s)
+	noErr(t, e.Store.Update(t.Context(), func(tx store.Tx) error {
+		for _, r := range all {
+			if r.Kind == kindMeta {
+				e.rows = append(e.rows, r)
+			} else {
+				r.Version = 1
+				tx.Put(r)
 			}
-			return nil
-		})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+		}
+		return nil
+	}))
 	return e
 }
 

@@ -18,6 +18,7 @@ const (
 	anchorPause    = 10 * time.Second // between a commit and the round that follows it, at most
 	anchorTime     = 5 * time.Second  // of a call of the anchor
 	anchorPatience = 5 * time.Second  // of a call of the vault for a round
+	anchorTries    = 64               // of a round: a process of the vault may be faster at each
 )
 
 // opAnchor is the operation of writes of points. No round follows them.
@@ -132,7 +133,7 @@ func (l *Ledger) notAnchored(err error) {
 
 // advance writes a point, and has the anchor advance to it.
 func (l *Ledger) advance(ctx context.Context) error {
-	for {
+	for range anchorTries {
 		l.anchoring.dirty.Store(false) // a commit from here on has a round of its own
 		c, err := l.compare(ctx)
 		if err != nil {
@@ -166,6 +167,7 @@ func (l *Ledger) advance(ctx context.Context) error {
 			return err
 		}
 	}
+	return fmt.Errorf("%w: other processes write points all the time", ErrUnavailable)
 }
 
 // secure waits until the anchor has the commit of a call that must not be undone. It waits for a
