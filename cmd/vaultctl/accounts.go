@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 )
@@ -53,7 +54,7 @@ func (c *cli) within(cmd *cobra.Command, do func(context.Context, *cardvault.Vau
 }
 
 // inEither is within for commands that a running server can do.
-func (c *cli) inEither(cmd *cobra.Command, do func(context.Context, operated, uuid.UUID, []string) error) {
+func (c *cli) inEither(cmd *cobra.Command, do func(context.Context, operator.Vault, uuid.UUID, []string) error) {
 	var account string
 	cmd.Flags().StringVar(&account, "account", "", "`id` of the account (default: the first account)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -64,25 +65,13 @@ func (c *cli) inEither(cmd *cobra.Command, do func(context.Context, operated, uu
 				return misuseError{fmt.Errorf("--account %w", err)}
 			}
 		}
-		return c.either(func(ctx context.Context, v operated) error { return do(ctx, v, id, args) })(cmd, args)
+		return c.either(func(ctx context.Context, v operator.Vault) error { return do(ctx, v, id, args) })(cmd, args)
 	}
-}
-
-// collect returns the items of a list that can be read, and an error for the others.
-func collect[T any](list iter.Seq2[T, error]) (all []T, err error) {
-	for item, problem := range list {
-		if problem != nil {
-			err = errors.Join(err, problem)
-			continue
-		}
-		all = append(all, item)
-	}
-	return all, err
 }
 
 // showAll shows the items of a list.
 func showAll[T any](c *cli, items iter.Seq2[T, error], head []string, row func(T) []string, as func(T) object) error {
-	all, err := collect(items)
+	all, err := operator.Collect(items)
 	return showList(c, all, err, head, row, as)
 }
 
@@ -123,7 +112,7 @@ func (c *cli) accounts() *cobra.Command {
 
 	all := &cobra.Command{
 		Use: "list", Short: "List all accounts, oldest first", Args: cobra.NoArgs,
-		RunE: c.either(func(ctx context.Context, v operated) error {
+		RunE: c.either(func(ctx context.Context, v operator.Vault) error {
 			all, err := v.Accounts(ctx)
 			return showList(c, all, err, []string{"ID", "NAME", "MADE", "IMPORT", "NETWORK TOKENS", "STATE"},
 				func(a *cardvault.Account) []string {
@@ -135,14 +124,14 @@ func (c *cli) accounts() *cobra.Command {
 }
 
 // ends returns a command that gives the account of its argument another state.
-func (c *cli) ends(cmd *cobra.Command, do func(operated, context.Context, uuid.UUID) (*cardvault.Account, error), text string) *cobra.Command {
+func (c *cli) ends(cmd *cobra.Command, do func(operator.Vault, context.Context, uuid.UUID) (*cardvault.Account, error), text string) *cobra.Command {
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ACCOUNT %w", err)}
 		}
-		return c.either(func(ctx context.Context, v operated) error {
+		return c.either(func(ctx context.Context, v operator.Vault) error {
 			a, err := do(v, ctx, id)
 			if err != nil {
 				return err
@@ -157,11 +146,11 @@ func (c *cli) freeze() *cobra.Command {
 	return c.ends(&cobra.Command{
 		Use: "freeze ACCOUNT", Short: "Refuse all calls of an account, until unfreeze",
 		Long: "Freeze refuses all calls of an account, in every process, also those that have begun. Nothing of the account is lost, and unfreeze ends it.",
-	}, operated.FreezeAccount, "The account is frozen.\n")
+	}, operator.Vault.FreezeAccount, "The account is frozen.\n")
 }
 
 func (c *cli) unfreeze() *cobra.Command {
-	return c.ends(&cobra.Command{Use: "unfreeze ACCOUNT", Short: "End the freeze of an account"}, operated.ThawAccount, "The account is open.\n")
+	return c.ends(&cobra.Command{Use: "unfreeze ACCOUNT", Short: "End the freeze of an account"}, operator.Vault.ThawAccount, "The account is open.\n")
 }
 
 func (c *cli) closeAccount() *cobra.Command {
@@ -169,7 +158,7 @@ func (c *cli) closeAccount() *cobra.Command {
 	cmd := c.ends(&cobra.Command{
 		Use: "close ACCOUNT", Short: "End an account for ever, and erase all that it has",
 		Long: "Close refuses all calls of an account for ever. The server erases everything that the account has, and deletes its network tokens at their networks: accounts list has closed then. It cannot be undone, and --erase says that you know it.",
-	}, operated.CloseAccount, "The account is closing: the server erases all that it has.\n")
+	}, operator.Vault.CloseAccount, "The account is closing: the server erases all that it has.\n")
 	cmd.Flags().BoolVar(&sure, "erase", false, "erase all cards of the account")
 	do := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -262,7 +251,7 @@ func keyObject(k *cardvault.APIKey) object {
 
 func (c *cli) apiKeys() *cobra.Command {
 	all := &cobra.Command{Use: "list", Short: "List the API keys of an account, oldest first", Args: cobra.NoArgs}
-	c.inEither(all, func(ctx context.Context, v operated, account uuid.UUID, _ []string) error {
+	c.inEither(all, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
 		keys, err := v.APIKeys(ctx, account)
 		return showList(c, keys, err, []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
 			func(k *cardvault.APIKey) []string {
@@ -271,7 +260,7 @@ func (c *cli) apiKeys() *cobra.Command {
 	})
 
 	revoke := &cobra.Command{Use: "revoke ID", Short: "Revoke an API key, and the keys that it made", Args: cobra.ExactArgs(1)}
-	c.inEither(revoke, func(ctx context.Context, v operated, account uuid.UUID, args []string) error {
+	c.inEither(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ID %w", err)}

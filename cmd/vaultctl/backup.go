@@ -15,6 +15,7 @@ import (
 
 	"filippo.io/age"
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 )
@@ -50,7 +51,7 @@ func (c *cli) backup() *cobra.Command {
 				}
 			}
 
-			return c.either(func(ctx context.Context, v operated) error {
+			return c.either(func(ctx context.Context, v operator.Vault) error {
 				b := &backupJob{vault: v, to: to, progress: c.progress("", 0)}
 				if since != "" {
 					f, err := os.Open(since)
@@ -110,7 +111,7 @@ func (c *cli) showBackup(b *backupJob, file, manifest string) error {
 
 // A backupJob makes one backup.
 type backupJob struct {
-	vault    operated
+	vault    operator.Vault
 	to       []age.Recipient
 	progress *progress
 	since    io.ReadSeeker // nil: the backup is full

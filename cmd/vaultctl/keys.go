@@ -16,6 +16,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/keyfile"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/spf13/cobra"
 )
 
@@ -208,7 +209,7 @@ func (c *cli) rotate() *cobra.Command {
 			"With a SERIES it starts a term of other keys: audit for those of the audit log, fingerprint for those of fingerprints, which change then, lookup for those by which records are found. Reseal ends the rotation of the last two.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.either(func(ctx context.Context, v operated) (err error) {
+			return c.either(func(ctx context.Context, v operator.Vault) (err error) {
 				series, text := "", "A new key term has begun. Reseal, or a server that works, seals the records of former terms anew.\n"
 				if len(args) == 0 {
 					_, err = v.RotateKeys(ctx, nil)
@@ -245,7 +246,7 @@ func (c *cli) retire() *cobra.Command {
 				return misuseError{errors.New("TERM is a number: see report")}
 			}
 
-			return c.either(func(ctx context.Context, v operated) error {
+			return c.either(func(ctx context.Context, v operator.Vault) error {
 				err := v.RetireTerm(ctx, uint32(term))
 				if errors.Is(err, cardvault.ErrTermInUse) {
 					return finding{err}
@@ -302,7 +303,7 @@ func (c *cli) report() *cobra.Command {
 		Short: "Report key terms, with their age and records",
 		Long:  "Report counts the records of the vault by key term and kind. The exit status is 3 if a key is overdue or a record is damaged.",
 		Args:  cobra.NoArgs,
-		RunE: c.either(func(ctx context.Context, v operated) error {
+		RunE: c.either(func(ctx context.Context, v operator.Vault) error {
 			r, err := v.KeyReport(ctx)
 			if err != nil {
 				return err
@@ -357,7 +358,7 @@ func (c *cli) reseal() *cobra.Command {
 			"A rotation of the fingerprint key or the lookup key that is under way is ended too, which takes some minutes.\n\n" +
 			"A record in use, such as a delivery under way, is tried again. The exit status is 3 if damaged records are left.",
 		Args: cobra.NoArgs,
-		RunE: c.either(func(ctx context.Context, v operated) error {
+		RunE: c.either(func(ctx context.Context, v operator.Vault) error {
 			total, err := formerRecords(ctx, v)
 			if err != nil {
 				return err
@@ -399,7 +400,7 @@ func (c *cli) reseal() *cobra.Command {
 const lookAgain = 5 * time.Second // after records were in use
 
 // resealed seals what can be sealed, and returns how many records of former terms are left.
-func resealed(ctx context.Context, v operated, p *progress) (left rest, err error) {
+func resealed(ctx context.Context, v operator.Vault, p *progress) (left rest, err error) {
 	sealed := make(chan error, 1)
 	go func() { sealed <- v.Reseal(ctx) }()
 	for pause := time.Second; ; {
@@ -441,7 +442,7 @@ func (r rest) rotation() string {
 }
 
 // formerRecords counts that work.
-func formerRecords(ctx context.Context, v operated) (left rest, err error) {
+func formerRecords(ctx context.Context, v operator.Vault) (left rest, err error) {
 	r, err := v.KeyReport(ctx)
 	if err != nil {
 		return rest{}, err

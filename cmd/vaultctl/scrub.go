@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/spf13/cobra"
 )
 
@@ -13,7 +14,7 @@ func (c *cli) scrub() *cobra.Command {
 		Long: "Scrub overwrites the free pages of a vault in a folder, and returns when that is durable. A server does the same within a minute, without a command.\n\n" +
 			"Backups and snapshots keep what they have. PostgreSQL has VACUUM for it: docs/operating.md says what that leaves.",
 		Args: cobra.NoArgs,
-		RunE: c.either(func(ctx context.Context, v operated) error {
+		RunE: c.either(func(ctx context.Context, v operator.Vault) error {
 			if err := v.Scrub(ctx); err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 )
@@ -27,7 +28,7 @@ func (c *cli) verify() *cobra.Command {
 			if opts.Rate < 0 || opts.Most < 1 {
 				return misuseError{errors.New("--rate must not be negative, and --most must be at least 1")}
 			}
-			return c.either(func(ctx context.Context, v operated) error {
+			return c.either(func(ctx context.Context, v operator.Vault) error {
 				p := c.progress("", 0)
 				opts.Progress = p.verified
 				r, err := v.Verify(ctx, &opts)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/google/uuid"
 )
 
 // Listen makes the socket in the folder of a vault that this process has open. It removes a socket
@@ -65,7 +63,7 @@ func Serve(ctx context.Context, listener net.Listener, v *cardvault.Vault, log *
 	if u, err := user.Current(); err == nil {
 		actor += " of " + u.Username
 	}
-	h := &handler{vault: v, log: log, actor: actor}
+	h := &handler{vault: Local{v}, log: log, actor: actor}
 	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -77,7 +75,7 @@ func Serve(ctx context.Context, listener net.Listener, v *cardvault.Vault, log *
 }
 
 type handler struct {
-	vault *cardvault.Vault
+	vault Vault
 	log   *slog.Logger
 	actor string
 }
@@ -138,60 +136,53 @@ func (a *answer) progress(at any) {
 }
 
 // calls are the calls that are safe while a server works. The result may be nil.
-var calls = map[string]func(context.Context, *cardvault.Vault, *request, *answer) (any, error){
-	"report": func(ctx context.Context, v *cardvault.Vault, _ *request, _ *answer) (any, error) {
+var calls = map[string]func(context.Context, Vault, *request, *answer) (any, error){
+	"report": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
 		return given(v.KeyReport(ctx))
 	},
-	"verify": func(ctx context.Context, v *cardvault.Vault, r *request, a *answer) (any, error) {
+	"verify": func(ctx context.Context, v Vault, r *request, a *answer) (any, error) {
 		opts := &cardvault.VerifyOptions{Progress: func(at cardvault.VerifyProgress) { a.progress(at) }}
 		if r.Verify != nil {
 			opts.Position, opts.Rate, opts.Most = r.Verify.Position, r.Verify.Rate, r.Verify.Most
 		}
 		return given(v.Verify(ctx, opts))
 	},
-	"backup": func(ctx context.Context, v *cardvault.Vault, _ *request, a *answer) (any, error) {
+	"backup": func(ctx context.Context, v Vault, _ *request, a *answer) (any, error) {
 		return given(v.Backup(ctx, a, &cardvault.BackupOptions{Progress: func(at cardvault.BackupProgress) { a.progress(at) }}))
 	},
-	"rotate": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
+	"rotate": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		if r.Series == "" {
 			return given(v.RotateKeys(ctx, nil))
 		}
 		return given(v.RotateSeries(ctx, r.Series, nil))
 	},
-	"reseal": func(ctx context.Context, v *cardvault.Vault, _ *request, _ *answer) (any, error) {
+	"reseal": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
 		return nil, v.Reseal(ctx)
 	},
-	"retire": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
+	"retire": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		return nil, v.RetireTerm(ctx, r.Term)
 	},
-	"scrub": func(ctx context.Context, v *cardvault.Vault, _ *request, _ *answer) (any, error) {
+	"scrub": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
 		return nil, v.Scrub(ctx)
 	},
-	"freeze": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
-		return given(v.In(r.Account).FreezeAccount(ctx))
+	"freeze": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return given(v.FreezeAccount(ctx, r.Account))
 	},
-	"unfreeze": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
-		return given(v.In(r.Account).ThawAccount(ctx))
+	"unfreeze": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return given(v.ThawAccount(ctx, r.Account))
 	},
-	"close": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
-		return given(v.In(r.Account).CloseAccount(ctx))
+	"close": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return given(v.CloseAccount(ctx, r.Account))
 	},
-	"accounts": func(ctx context.Context, v *cardvault.Vault, _ *request, _ *answer) (any, error) {
-		return collected(v.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}))
+	"accounts": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
+		return v.Accounts(ctx)
 	},
-	"api-keys": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
-		return collected(within(v, r).AllAPIKeys(ctx, &cardvault.ListOptions{Ascending: true}))
+	"api-keys": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return v.APIKeys(ctx, r.Account)
 	},
-	"revoke": func(ctx context.Context, v *cardvault.Vault, r *request, _ *answer) (any, error) {
-		return nil, within(v, r).DeleteAPIKey(ctx, r.ID)
+	"revoke": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return nil, v.DeleteAPIKey(ctx, r.Account, r.ID)
 	},
-}
-
-func within(v *cardvault.Vault, r *request) *cardvault.Vault {
-	if r.Account == uuid.Nil {
-		return v
-	}
-	return v.In(r.Account)
 }
 
 // given returns the result of a call, which may come with an error.
@@ -200,18 +191,4 @@ func given[T any](result *T, err error) (any, error) {
 		return nil, err
 	}
 	return result, err
-}
-
-// collected returns the items of a list that can be read, and an error for the others.
-func collected[T any](items iter.Seq2[T, error]) (any, error) {
-	all := []T{}
-	var problems error
-	for item, err := range items {
-		if err != nil {
-			problems = errors.Join(problems, err)
-			continue
-		}
-		all = append(all, item)
-	}
-	return all, problems
 }
