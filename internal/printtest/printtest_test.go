@@ -261,7 +261,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[store.ForeignError](),
 		reflect.TypeFor[store.Index](),
 		reflect.TypeFor[store.Key](),
-		reflect.TypeFor[operator.Client](),
+		reflect.TypeFor[operator.Client](), reflect.TypeFor[operator.Local](),
 		reflect.TypeFor[verify.Advice](),
 		reflect.TypeFor[verify.Config](),
 		reflect.TypeFor[verify.Finding](),
