@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -75,6 +76,8 @@ func inMemory(t testing.TB, numbers []veiled) []bool {
 	found := make([]bool, len(numbers))
 	const size, overlap = 256 << 10, 32
 	buf, mask := make([]byte, size), bytes.Repeat([]byte{veil}, size)
+	defer clear(buf) // it has veiled numbers unveiled, and so is not searched
+	own := int64(reflect.ValueOf(buf).Pointer())
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		var from, to int64
 		var access string
@@ -85,7 +88,15 @@ func inMemory(t testing.TB, numbers []veiled) []bool {
 			continue // the last are the tables of the race detector
 		}
 		for kept := 0; from < to; {
-			n, err := memory.ReadAt(buf[kept:kept+int(min(int64(size-kept), to-from))], from)
+			until := to
+			switch {
+			case from >= own && from < own+size:
+				from, kept = own+size, 0
+				continue
+			case from < own:
+				until = min(to, own)
+			}
+			n, err := memory.ReadAt(buf[kept:kept+int(min(int64(size-kept), until-from))], from)
 			if n == 0 && err != nil { // pages that are not there
 				page := int64(os.Getpagesize())
 				from, kept = (from/page+1)*page, 0
@@ -281,23 +292,26 @@ func (a *absence) searchMemory() {
 	mark.expose(func(digits []byte) { kept = bytes.Clone(digits) })
 	many := len(a.numbers)
 
-	var found []bool
-	for range 5 { // a register that was saved at a wrong moment is overwritten by more work
+	left := slices.Repeat([]bool{true}, many) // found each time
+	for range 5 {                             // a register that was saved at a wrong moment is overwritten by more work
 		runtime.GC()
 		runtime.GC() // what sync.Pool holds outlives one
-		found = inMemory(a, append(a.numbers[:many:many], mark))
-		if !slices.Contains(found[:many], true) {
+		found := inMemory(a, append(a.numbers[:many:many], mark))
+		if !found[many] {
+			a.Error("the search does not find a number that is in memory")
+		}
+		for i := range left {
+			left[i] = left[i] && found[i]
+		}
+		if !slices.Contains(left, true) {
 			break
 		}
 		importCard(a, a.Vault, testCard(1), nil)
 		drain(a, a.Vault)
 	}
 
-	if !found[many] {
-		a.Error("the search does not find a number that is in memory")
-	}
 	var strays []int
-	for i, is := range found[:many] {
+	for i, is := range left {
 		if is {
 			strays = append(strays, i+1)
 		}
