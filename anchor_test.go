@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -466,9 +467,9 @@ func TestAnchorLeft(t *testing.T) {
 					id = a.refused(former, "older").ID
 				}
 
-				steps := 0
+				var steps atomic.Int64 // of the test, and of rounds of the anchor
 				fails := func() error {
-					if steps++; steps > s.n {
+					if steps.Add(1) > int64(s.n) {
 						return errMoody
 					}
 					return nil
