@@ -156,17 +156,24 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 	}
 	defer h.done(reading)
 
-	tx, err := h.begin(false)
+	snap, err := h.snapshot()
 	if err != nil {
 		return err
 	}
-	defer h.rollback(tx)
-	r := &reader{tx: tx, ctx: ctx, fanout: s.config.fanout}
+	r := &reader{tx: snap.tx, snapshot: snap, ctx: ctx, fanout: s.config.fanout}
+	returned := false
 	defer func() {
 		r.end()
+		if returned {
+			h.rest(snap)
+		} else {
+			h.rollback(snap.tx)
+		}
 		s.passed(r.strays)
 	}()
-	return fn(r)
+	err = fn(r)
+	returned = true
+	return err
 }
 
 // use returns the open file for a call that must say when it is done, by done.

@@ -130,7 +130,7 @@ func TestCheckPieces(t *testing.T) {
 			}
 
 			rows := rowsBucket(1)
-			if err := s.h.db.Update(func(tx *bolt.Tx) error {
+			if err := alter(s, func(tx *bolt.Tx) error {
 				return plant.do(tx.Bucket(rows[:]), tx.Bucket(listsBucket), tx.Bucket(dueBucket), tx.Bucket(lookupBucket))
 			}); err != nil {
 				t.Fatal(err)
@@ -201,7 +201,7 @@ func TestCheckOrder(t *testing.T) {
 	}
 
 	s, _ := openLogged(t)
-	if err := s.h.db.Update(func(tx *bolt.Tx) error {
+	if err := alter(s, func(tx *bolt.Tx) error {
 		return tx.Bucket(lookupBucket).Put(bytes.Repeat([]byte{1}, 200), nil)
 	}); err != nil {
 		t.Fatal(err)
@@ -243,7 +243,7 @@ func TestCheckAnything(t *testing.T) {
 	for range 300 {
 		name := [][]byte{listsBucket, dueBucket, lookupBucket, {'r', 'o', 'w', 's', 1}}[random.IntN(4)]
 		var k, was []byte
-		if err := s.h.db.Update(func(tx *bolt.Tx) error {
+		if err := alter(s, func(tx *bolt.Tx) error {
 			b := tx.Bucket(name)
 			at := random.IntN(max(1, b.Inspect().KeyN))
 			cur := b.Cursor()
@@ -267,7 +267,7 @@ func TestCheckAnything(t *testing.T) {
 		if len(checked(t, s, 64)) > 0 {
 			found++
 		}
-		if err := s.h.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(name).Put(k, was) }); err != nil {
+		if err := alter(s, func(tx *bolt.Tx) error { return tx.Bucket(name).Put(k, was) }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -94,13 +94,13 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 		return func() {}
 	case storetest.DamagedRecord:
 		name := rowsBucket(f.Record.Kind)
-		err := s.h.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Put(f.Record.ID[:], []byte("damaged")) })
+		err := alter(s, func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Put(f.Record.ID[:], []byte("damaged")) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		return func() {}
 	case storetest.DamagedIndexes:
-		if err := s.h.db.Update(func(tx *bolt.Tx) error { return unlead(tx, s.config, f.Record) }); err != nil {
+		if err := alter(s, func(tx *bolt.Tx) error { return unlead(tx, s.config, f.Record) }); err != nil {
 			t.Fatal(err)
 		}
 		return func() {}
@@ -158,4 +158,17 @@ func losesUnsynced(t *testing.T) bool {
 		t.Error(err)
 	}
 	return !kept
+}
+
+// alter changes the file behind the store's back.
+func alter(s *Store, fn func(*bolt.Tx) error) error {
+	tx, err := s.h.begin(true)
+	if err != nil {
+		return err
+	}
+	defer s.h.rollback(tx)
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
 }

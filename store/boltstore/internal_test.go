@@ -329,3 +329,75 @@ func TestGroupOfGoroutinesThatCanRun(t *testing.T) {
 		t.Errorf("%d calls took %d transactions", callers*calls, n)
 	}
 }
+
+// TestSnapshots has Views use the transactions of others, and holds that each sees every
+// commit that was answered before it began, however Views and commits overlap.
+func TestSnapshots(t *testing.T) {
+	c := small
+	c.mmapSize = 1 << 20 // a commit would wait for the View to map more of the file
+	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := func() (v uint64) {
+		t.Helper()
+		err := s.View(t.Context(), func(tx store.ReadTx) error {
+			r, err := tx.Get(1, number(1))
+			if err == nil {
+				v = r.Version
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			t.Fatal(err)
+		}
+		return v
+	}
+	resting := func() int {
+		s.h.resting.mu.Lock()
+		defer s.h.resting.mu.Unlock()
+		return len(s.h.resting.all)
+	}
+
+	for n := range uint64(20) {
+		// One View rests before the commit, one is open beside it.
+		version()
+		open, end, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+		go func() {
+			ended <- s.View(t.Context(), func(tx store.ReadTx) error {
+				close(open)
+				<-end
+				return nil
+			})
+		}()
+		<-open
+		version()
+		if resting() == 0 {
+			t.Fatal("no transaction is kept for the next View")
+		}
+		r := numbered(1)
+		r.Version = n + 1
+		if err := s.Update(t.Context(), func(tx store.Tx) error {
+			if got := version(); got != n {
+				t.Errorf("version %d inside the Update of version %d", got, n+1)
+			}
+			tx.Put(r)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if resting() != 0 {
+			t.Error("a transaction from before a commit is kept")
+		}
+		close(end)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if got := version(); got != n+1 {
+			t.Errorf("version %d after the Update of version %d", got, n+1)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -27,7 +27,7 @@ func TestForeignRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	replace := func(r *store.Record) {
-		err := s.h.db.Update(func(tx *bolt.Tx) error {
+		err := alter(s, func(tx *bolt.Tx) error {
 			name := rowsBucket(r.Kind)
 			return tx.Bucket(name[:]).Put(r.ID[:], encodeRow(r, new(slab)))
 		})

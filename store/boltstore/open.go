@@ -154,6 +154,8 @@ type handle struct {
 	earlier []*atomic.Int64 // calls that began before; owned by the writing goroutine
 
 	beginning sync.Mutex
+	resting   resting
+
 	// stuck is set when a panic has left bbolt with locks held: then not even
 	// closing it would return, so the handle is only given up.
 	stuck atomic.Bool
@@ -267,6 +269,10 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 		defer h.beginning.Unlock()
 	}
 
+	if writable {
+		h.wake()
+		defer func() { h.writes(tx) }()
+	}
 	if h.stuck.Load() {
 		return nil, fmt.Errorf("%w: the file was changed or lost while it was open", store.ErrDamaged)
 	}
@@ -296,6 +302,7 @@ func (h *handle) rollback(tx *bolt.Tx) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
 	_ = tx.Rollback() // fails only if tx has ended
+	h.ended(tx)
 	ended = true
 }
 
@@ -314,6 +321,7 @@ func (h *handle) close() error {
 	if h.stuck.Load() {
 		return h.giveUp()
 	}
+	h.wake()
 	return guarded(h.db.Close)
 }
 

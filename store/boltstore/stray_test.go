@@ -40,7 +40,7 @@ func openLogged(t *testing.T) (*Store, *strings.Builder) {
 func inFile(t *testing.T, s *Store, change func(rows *bolt.Bucket) error) {
 	t.Helper()
 	name := rowsBucket(1)
-	if err := s.h.db.Update(func(tx *bolt.Tx) error { return change(tx.Bucket(name[:])) }); err != nil {
+	if err := alter(s, func(tx *bolt.Tx) error { return change(tx.Bucket(name[:])) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -320,7 +320,7 @@ func TestMendingFails(t *testing.T) {
 	id := number(1)
 	inFile(t, s, func(rows *bolt.Bucket) error { return rows.Delete(id[:]) })
 	node := keyOfNode(keyOfList(1, uuid.UUID{7}, uuid.Nil), 1, uuid.Nil)
-	if err := s.h.db.Update(func(tx *bolt.Tx) error {
+	if err := alter(s, func(tx *bolt.Tx) error {
 		return tx.Bucket(listsBucket).Put(node[:], []byte("rubbish"))
 	}); err != nil {
 		t.Fatal(err)

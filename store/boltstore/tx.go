@@ -70,9 +70,12 @@ func bucket(tx *bolt.Tx, name []byte) *bolt.Bucket {
 
 // A reader is a store.ReadTx on a bolt transaction.
 type reader struct {
-	tx     *bolt.Tx
-	ctx    context.Context // of a View: ends long walks
-	lister *lister         // of an Update: flushed before a list is read
+	tx *bolt.Tx
+
+	snapshot *snapshot       // of a View
+	ctx      context.Context // of a View: ends long walks
+
+	lister *lister // of an Update: flushed before a list is read
 	strays []stray
 	fanout fanout
 }
@@ -83,7 +86,7 @@ var (
 )
 
 // end makes later use panic.
-func (r *reader) end() { r.tx = nil }
+func (r *reader) end() { r.tx, r.snapshot = nil, nil }
 
 func (r *reader) mustLive() {
 	if r.tx == nil {
@@ -95,13 +98,7 @@ func (r *reader) Get(kind store.Kind, id uuid.UUID) (rec *store.Record, err erro
 	r.mustLive()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
-	name := rowsBucket(kind)
-	rows := r.tx.Bucket(name[:])
-	if rows == nil {
-		return nil, store.ErrNotFound
-	}
-
-	raw := rows.Get(id[:])
+	raw := r.raw(kind, id[:])
 	if raw == nil {
 		return nil, store.ErrNotFound
 	}
@@ -111,6 +108,18 @@ func (r *reader) Get(kind store.Kind, id uuid.UUID) (rec *store.Record, err erro
 	}
 
 	return found.record(kind, id, true), nil
+}
+
+// raw returns a record as it is in the file, nil if it is not there.
+func (r *reader) raw(kind store.Kind, id []byte) []byte {
+	if r.snapshot != nil {
+		return r.snapshot.row(kind, id)
+	}
+	name := rowsBucket(kind)
+	if rows := r.tx.Bucket(name[:]); rows != nil {
+		return rows.Get(id)
+	}
+	return nil
 }
 
 // patient is called in each step of a walk that may be long, and ends it when ctx has ended.

@@ -231,6 +231,7 @@ func (s *Store) commit() {
 			s.commitFailed(err)
 			return
 		}
+		s.h.ended(g.tx)
 		s.changing()
 		s.freed()
 		g.w.full = g.w.full && s.h.size() <= s.fullAt
