@@ -152,15 +152,19 @@ const maxActor = 255 // bytes of a text of an actor in a record
 // auditActor returns the actor of a call as it is recorded.
 func auditActor(ctx context.Context) audit.Actor {
 	a, _ := ctx.Value(actorKey{}).(Actor)
-	r := audit.Actor{KeyID: a.KeyID}
-	for to, text := range map[*string]string{&r.Name: a.Name, &r.Address: a.Address, &r.RequestID: a.RequestID} {
-		text = strings.ToValidUTF8(text[:min(len(text), maxActor)], "")
-		if leak.LooksLikePAN([]byte(text)) && !leak.RequestID(text) { // which a UUID is
-			text = "withheld"
-		}
-		*to = text
+	return audit.Actor{KeyID: a.KeyID, Name: auditText(a.Name), Address: auditText(a.Address), RequestID: auditText(a.RequestID)}
+}
+
+// auditText returns a text of an actor as it is recorded.
+func auditText(text string) string {
+	if text == "" {
+		return ""
 	}
-	return r
+	text = strings.ToValidUTF8(text[:min(len(text), maxActor)], "")
+	if leak.LooksLikePAN([]byte(text)) && !leak.RequestID(text) { // which a UUID is
+		return "withheld"
+	}
+	return text
 }
 
 // classifiers maps errors to the classifiers of records, mostly those of the REST API.

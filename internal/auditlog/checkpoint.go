@@ -147,7 +147,7 @@ func (l *Log) vacate(s *segment, row uuid.UUID, r *run) error {
 	rec := s.rows.NewRecord(l.Kinds.Record, row)
 	rec.Class = classVacant
 	r.vacant = append(r.vacant, rec)
-	return s.rows.SealShown(rec, encode(&audit.Record{Lane: s.lane}, s.first, row))
+	return s.rows.SealShown(rec, appendRecord(make([]byte, 0, 192), &audit.Record{Lane: s.lane}, s.first, row))
 }
 
 // extend adds checkpoints to the chain of an account: one for each run, which takes the place

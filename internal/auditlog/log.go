@@ -163,7 +163,7 @@ type entry struct {
 	log    *Log
 	of     *segment
 	slot   int
-	record *store.Record
+	record store.Record
 	digest [audit.DigestSize]byte
 
 	promised *store.Record // this entry's copy of the promise: a closed term has it sealed anew
@@ -226,11 +226,11 @@ func (s *segment) takes(row uuid.UUID) bool {
 // Begin returns the entry of a write, made and sealed before its transaction. It is nil if
 // the write goes on without one.
 func (l *Log) Begin(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) (ledger.Entry, error) {
-	r := l.recordOf(ctx, rows, op, object)
 	err := l.keeps()
 	if err == nil {
+		r := l.recordOf(ctx, rows, op, object)
 		var e *entry
-		if e, err = l.entry(rows, r); err == nil {
+		if e, err = l.entry(rows, &r); err == nil {
 			return e, nil
 		}
 	}
@@ -274,6 +274,12 @@ func (l *Log) fail(what string, err error) {
 	}
 }
 
+// contents are buffers for the content of a record.
+var contents = sync.Pool{New: func() any {
+	b := make([]byte, 0, 512)
+	return &b
+}}
+
 // entry makes the record r of an account: its place, MAC and sealed form.
 func (l *Log) entry(rows ledger.Account, r *audit.Record) (*entry, error) {
 	e, row, err := l.take(rows)
@@ -285,11 +291,16 @@ func (l *Log) entry(rows ledger.Account, r *audit.Record) (*entry, error) {
 		r.At = rowkey.Time(row)
 	}
 
-	content := r.AppendContent(make([]byte, 0, 512))
+	buf := contents.Get().(*[]byte)
+	defer contents.Put(buf)
+	content := r.AppendContent((*buf)[:0])
 	copy(r.MAC[:], rows.Box.AuditMAC(rows.ID, content))
-	e.digest = audit.DigestOf(append(content, r.MAC[:]...))
-	e.record = rows.NewRecord(l.Kinds.Record, row)
-	err = cmp.Or(l.promise(e.of), rows.SealShown(e.record, encode(r, e.of.first, row)))
+	content = append(content, r.MAC[:]...)
+	e.digest = audit.DigestOf(content)
+	*buf = appendRecord(content[:0], r, e.of.first, row)
+
+	e.record = *rows.NewRecord(l.Kinds.Record, row)
+	err = cmp.Or(l.promise(e.of), rows.SealShown(&e.record, *buf))
 	if err != nil {
 		l.settle(e, void)
 		return nil, err
@@ -323,7 +334,7 @@ func put(tx store.Tx, entries ...*entry) error {
 			}
 		}
 		former = e.of
-		tx.Put(e.record)
+		tx.Put(&e.record)
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (l *Log) Note(ctx context.Context, rows ledger.Account, op ledger.Operation
 	if err != nil {
 		r.Outcome, r.Error = l.Classify(err)
 	}
-	full := !l.notes.add(r)
+	full := !l.notes.add(&r)
 	l.mu.Lock()
 	l.arm()
 	l.mu.Unlock()
@@ -79,7 +79,8 @@ func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Oper
 	err = l.keeps()
 	if err == nil {
 		_, err = ledger.Retry(ctx, func() (struct{}, error) {
-			return struct{}{}, l.writePart(ctx, []*audit.Record{l.recordOf(ctx, rows, op, object)})
+			r := l.recordOf(ctx, rows, op, object)
+			return struct{}{}, l.writePart(ctx, []*audit.Record{&r})
 		})
 	}
 	if err == nil || errors.Is(err, ledger.ErrClosed) || ctx.Err() != nil {
@@ -89,8 +90,8 @@ func (l *Log) NoteFirst(ctx context.Context, rows ledger.Account, op ledger.Oper
 }
 
 // recordOf returns the record of a call that has succeeded, without a place and a time.
-func (l *Log) recordOf(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) *audit.Record {
-	return &audit.Record{AccountID: rows.ID, Actor: l.Actor(ctx), Operation: op.Name,
+func (l *Log) recordOf(ctx context.Context, rows ledger.Account, op ledger.Operation, object uuid.UUID) audit.Record {
+	return audit.Record{AccountID: rows.ID, Actor: l.Actor(ctx), Operation: op.Name,
 		ObjectID: object, Purpose: op.Purpose, Detail: op.Detail, Outcome: audit.Success, Calls: 1}
 }
 

@@ -37,10 +37,10 @@ const (
 	tagMAC
 )
 
-// encode returns what a record seals. Its account is in its columns, and its time in its row
+// appendRecord appends what a record seals. Its account is in its columns, and its time in its row
 // key unless it was noted before.
-func encode(r *audit.Record, first uint64, row uuid.UUID) []byte {
-	b := tlv.Append(make([]byte, 0, 192), tagLane, r.Lane[:])
+func appendRecord(b []byte, r *audit.Record, first uint64, row uuid.UUID) []byte {
+	b = tlv.Append(b, tagLane, r.Lane[:])
 	b = tlv.AppendUint(b, tagFirst, first)
 	b = tlv.AppendUint(b, tagSequence, r.Sequence)
 	if !r.At.Equal(rowkey.Time(row)) {
