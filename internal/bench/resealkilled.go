@@ -72,7 +72,7 @@ func (b *bench) killReseals(ctx context.Context, ids []uuid.UUID) (err error) {
 	if err != nil {
 		return err
 	}
-	former, _ := records(report)
+	former, _ := recordsOf(report)
 	if _, err := v.RotateKeys(ctx, nil); err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (b *bench) resealUntilKilled() (err error) {
 	}
 
 	failed := make(chan error)
-	work := func(f func() error) {
+	keepUp := func(f func() error) {
 		go func() {
 			for {
 				if err := f(); err != nil {
@@ -159,12 +159,12 @@ func (b *bench) resealUntilKilled() (err error) {
 	if _, err := r.vault.RotateKeys(ctx, nil); err != nil {
 		return err
 	}
-	work(seal)
+	keepUp(seal)
 	for range 2 {
-		work(func() error { return r.get(ctx) })
+		keepUp(func() error { return r.get(ctx) })
 	}
 	for range 8 {
-		work(func() error {
+		keepUp(func() error {
 			t, err := r.vault.Import(ctx, testCard(rand.IntN(1000)), bulk)
 			if err == nil {
 				_, err = os.Stdout.Write(t.ID[:])
@@ -182,15 +182,15 @@ func underOneTerm(ctx context.Context, v *cardvault.Vault) (all int64, err error
 	if err != nil {
 		return 0, err
 	}
-	former, all := records(report)
+	former, all := recordsOf(report)
 	if former+report.Unreadable > 0 {
 		return 0, fmt.Errorf("%d records are left under former key terms, %d cannot be read", former, report.Unreadable)
 	}
 	return all, nil
 }
 
-// records returns how many records of a report are under former terms, and how many there are.
-func records(report *cardvault.KeyReport) (former, all int64) {
+// recordsOf returns how many records of a report are under former terms, and how many there are.
+func recordsOf(report *cardvault.KeyReport) (former, all int64) {
 	for i, term := range report.Terms {
 		for _, n := range term.Records {
 			if i < len(report.Terms)-1 {
