@@ -320,6 +320,26 @@ func TestAuditStoreEdited(t *testing.T) {
 			x.Shown[len(x.Shown)-20] ^= 1
 			a.put(x)
 		}, audit.Removed},
+		"a lane is removed": {func(a *audited) {
+			other := openAudited(a.t, a.store, &cardvault.AuditOptions{}, cardvault.Sandbox)
+			all := []store.Kind{auditRecords, auditCheckpoints}
+			before := map[uuid.UUID]bool{}
+			for _, kind := range all {
+				for _, r := range a.of(kind) {
+					before[r.ID] = true
+				}
+			}
+			other.importCard()
+			noErr(a.t, other.Close())
+			for _, kind := range all {
+				for _, r := range a.of(kind) {
+					if !before[r.ID] {
+						a.remove(r)
+					}
+				}
+			}
+			a.importCard()
+		}, audit.Removed},
 		"a checkpoint is replayed": {func(a *audited) {
 			r := a.of(auditCheckpoints)
 			x := r[2].Clone()

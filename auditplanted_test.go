@@ -7,6 +7,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
@@ -134,4 +135,52 @@ func TestAuditPromiseOfNoAccount(t *testing.T) {
 		}
 		_ = v.Close()
 	})
+}
+
+// TestAuditPromisesDamaged: many promises of an account that are damaged together, near each other
+// or years apart, become a few breaks, by the sweep as by an export. No record counts twice.
+func TestAuditPromisesDamaged(t *testing.T) {
+	for name, apart := range map[string]time.Duration{"near": time.Second, "far": 100 * time.Hour} {
+		for _, drains := range []bool{true, false} {
+			t.Run(name, func(t *testing.T) {
+				bubble.Test(t, func(t *testing.T) {
+					s := memstore.New()
+					dying := &killable{Store: s}
+					first := openAudited(t, dying, &cardvault.AuditOptions{}, cardvault.Sandbox)
+					time.Sleep(2 * time.Second)
+					for range 5 {
+						time.Sleep(time.Millisecond)
+						first.importCard()
+					}
+					dying.dead.Store(true)
+					_ = first.Close()
+
+					v := openAudited(t, s, &cardvault.AuditOptions{}, cardvault.Sandbox)
+					r := v.of(auditSegments)[0]
+					v.remove(v.of(auditRecords)[0]) // so that the promise is not made again
+					v.overwrite(r)
+					noErr(t, s.Update(t.Context(), func(tx store.Tx) error {
+						for i := range 700 {
+							p := r.Clone()
+							p.ID, p.Version = rowkey.First(rowkey.Time(r.ID).Add(-time.Duration(i+1)*apart)), 1
+							tx.Put(p)
+						}
+						return nil
+					}))
+					time.Sleep(3 * time.Minute)
+					if drains {
+						noErr(t, v.Drain(t.Context()))
+						if n := len(v.rows(auditSegments)); n != 0 {
+							t.Errorf("%d promises are left", n)
+						}
+					}
+					g := v.broken().Gaps
+					if len(g) != 2 || g[0].Records+g[1].Records != 4 {
+						t.Errorf("drained %t: breaks are %+v", drains, g)
+					}
+					_ = v.Close()
+				})
+			})
+		}
+	}
 }

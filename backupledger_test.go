@@ -351,8 +351,9 @@ func TestLedgerOfLaterKey(t *testing.T) {
 	l.gone(t, restored, true)
 }
 
-// TestLedgerKilled kills a process at every seventh step of a restoration with a ledger, or at
-// each step if there is FAULTS. Every time the vault does not open before the restoration was repeated, and then has nothing that was deleted.
+// TestLedgerKilled kills a process at every seventh step of a restoration with a ledger, or FAULTS
+// processes, at each step in turn. Every time the vault does not open before the restoration was
+// repeated, and then has nothing that was deleted.
 func TestLedgerKilled(t *testing.T) {
 	const child = "CARDVAULT_LEDGER"
 	if call, ok := os.LookupEnv(child); ok {
@@ -380,18 +381,19 @@ func TestLedgerKilled(t *testing.T) {
 	}
 
 	l := newLedgered(t)
-	half, over, stride := 0, false, 7
+	half, stride := 0, 7
 	if kills(0) > 0 {
 		stride = 1
 	}
-	for step := 1; !over; step += stride {
+steps:
+	for step, n := 1, 0; ; step, n = step+stride, n+1 {
 		dir := t.TempDir()
 		for name, b := range map[string][]byte{"backup": l.stream, "first": l.later[0], "second": l.later[1], "third": l.later[2]} {
 			if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
-		_, over = childKilled(t, "TestLedgerKilled", child, fmt.Sprint(step, " ", dir))
+		_, over := childKilled(t, "TestLedgerKilled", child, fmt.Sprint(step, " ", dir))
 
 		s := boltIn(t, dir)
 		r, err := l.restore(t, s, ledgerOf(l.later...))
@@ -413,8 +415,14 @@ func TestLedgerKilled(t *testing.T) {
 		}
 		v := l.thawed(t, s, id)
 		l.gone(t, v, true)
-		if err := errors.Join(v.Close(), s.Close()); err != nil {
+		if err := errors.Join(v.Close(), s.Close(), os.RemoveAll(dir)); err != nil {
 			t.Error(err)
+		}
+		switch {
+		case over && n >= kills(0):
+			break steps
+		case over:
+			step = 0
 		}
 	}
 	t.Logf("%d restorations were killed in the midst of their deletions", half)

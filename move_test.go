@@ -223,8 +223,8 @@ func idIn(err error, text string) uuid.UUID {
 	return id
 }
 
-// TestMoveKilled kills a process at every seventh step of a move, or at each step if there is FAULTS.
-// Every time one place can work and not both, the move goes on, and it can be taken back while
+// TestMoveKilled kills a process at every seventh step of a move, or FAULTS processes, at each step in
+// turn. Every time one place can work and not both, the move goes on, and it can be taken back while
 // the former place says so.
 func TestMoveKilled(t *testing.T) {
 	const child = "CARDVAULT_MOVED"
@@ -257,11 +257,19 @@ func TestMoveKilled(t *testing.T) {
 	if kills(0) > 0 {
 		stride = 1
 	}
-	for step, over := 1, false; !over; step += stride {
+steps:
+	for step, n := 1, 0; ; step, n = step+stride, n+1 {
 		dir := t.TempDir()
 		noErr(t, errors.Join(os.WriteFile(filepath.Join(dir, "cardvault.db"), file, 0o600), os.Mkdir(filepath.Join(dir, "new"), 0o700)))
-		_, over = childKilled(t, "TestMoveKilled", child, fmt.Sprint(step, " ", dir))
+		_, over := childKilled(t, "TestMoveKilled", child, fmt.Sprint(step, " ", dir))
 		l.afterKill(t, step, boltIn(t, dir), boltIn(t, filepath.Join(dir, "new")), &before, &fenced, &after)
+		switch {
+		case over && n >= kills(0):
+			break steps
+		case over:
+			step = 0
+		}
+		noErr(t, os.RemoveAll(dir))
 	}
 	t.Logf("killed %d times before the fence, %d times behind it, and %d times after the move", before, fenced, after)
 	if before < 2 || fenced < 5 || after < 1 {

@@ -1,6 +1,7 @@
 package auditlog
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -21,6 +22,7 @@ const (
 	lookBack    = 64      // damaged checkpoints, one by one, before it is given up
 	mostProved  = 2048    // checkpoints whose records are not counted as unproved
 	mostCounted = 20_000  // unproved records
+	mostRead    = 100_000 // records, until no further period is counted
 )
 
 // errLost is in the error of a transaction that found the end of a chain damaged, or found a
@@ -47,7 +49,8 @@ func (l *Log) lostChain(ctx context.Context, rows ledger.Account, rec *store.Rec
 	}
 
 	b := &audit.Break{Last: found}
-	if b.Records, err = l.countUnproved(ctx, rows, found, c.erased, c.latest.Add(-grace), ledger.Now().Add(youth)); err != nil {
+	all := period{from: c.latest.Add(-grace), to: ledger.Now().Add(youth)}
+	if b.Records, _, err = l.countUnproved(ctx, rows, found, c.erased, all); err != nil {
 		return err
 	}
 
@@ -359,7 +362,9 @@ func (l *Log) forget(ctx context.Context, rows ledger.Account, rec *store.Record
 	return 1, nil
 }
 
-// breakOff writes a checkpoint with a break in the place of a damaged promise.
+// breakOff writes a checkpoint with a break in the place of a damaged promise, and of all others of
+// the account that cannot be kept either: a thousand damaged promises make a few breaks, since each
+// has to be looked into.
 func (l *Log) breakOff(ctx context.Context, rows ledger.Account, rec *store.Record) (int, error) {
 	switch err := rows.Exists(ctx); {
 	case errors.Is(err, ledger.ErrNotFound):
@@ -368,21 +373,54 @@ func (l *Log) breakOff(ctx context.Context, rows ledger.Account, rec *store.Reco
 		return 0, err
 	}
 
-	row := rec.ID
 	c, err := l.readChain(ctx, rows)
 	if err != nil {
 		return 0, err
 	}
+	lows, err := l.damagedPromises(ctx, rows, rec.ID)
+	if err != nil || len(lows) == 0 {
+		return 0, err
+	}
 	b := new(audit.Break)
-	began := rowkey.Time(row)
-	if b.Records, err = l.countUnproved(ctx, rows, c.number, c.erased, began, began.Add(youth)); err != nil {
+	periods := periodsOf(lows)
+	n := 0
+	if b.Records, n, err = l.countUnproved(ctx, rows, c.number, c.erased, periods...); err != nil {
 		return 0, err
 	}
-	if err := l.extend(ctx, rows, 0, &run{low: row, high: row, broken: b}); err != nil {
+	lows = lows[:periods[n-1].promises] // the others are for another break
+
+	first := lows[0]
+	if err := l.extend(ctx, rows, 0, &run{low: first, high: first, broken: b, promises: lows[1:]}); err != nil {
 		return 0, err
 	}
-	l.Log.Error("a promise of the audit log was damaged, and the chain goes on with a break: export the log and verify it", "account", rows.ID, "unproved_records", b.Records)
-	return 1, nil
+	l.Log.Error("promises of the audit log were damaged, and the chain goes on with a break: export the log and verify it",
+		"account", rows.ID, "promises", len(lows), "since", rowkey.Time(first), "unproved_records", b.Records)
+	return len(lows), nil
+}
+
+// damagedPromises returns the row keys of the promises of an account that cannot be kept, at most a
+// few hundred, in their order: one that was found before, and others that are due. It returns none
+// if that one is not there any more.
+func (l *Log) damagedPromises(ctx context.Context, rows ledger.Account, row uuid.UUID) ([]uuid.UUID, error) {
+	switch is, err := l.get(ctx, rows, l.Kinds.Segment, row); {
+	case err != nil && !ledger.Unreadable(err):
+		return nil, err
+	case err == nil && is == nil:
+		return nil, nil
+	}
+	_, _, promises, err := l.read(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
+
+	all := []uuid.UUID{row}
+	for _, p := range promises {
+		if id := p.record.ID; p.damage != nil && id != row && outlived(id) && !l.has(rows.ID, id) {
+			all = append(all, id)
+		}
+	}
+	slices.SortFunc(all, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	return all, nil
 }
 
 // A segmentID names a segment.
@@ -391,15 +429,36 @@ type segmentID struct {
 	first uint64
 }
 
-// countUnproved counts the records of some time that no readable checkpoint up to a number has and
-// no promise is for. Records that cannot be read are among them.
-func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, erased uint64, from, to time.Time) (total uint64, err error) {
+// A period is a time in which segments of damaged promises may have records.
+type period struct {
+	from, to time.Time
+	promises int // up to this one and those before it
+}
+
+// periodsOf returns the periods of promises, whose row keys are in order. They do not overlap, so
+// that no record counts twice.
+func periodsOf(lows []uuid.UUID) (all []period) {
+	for i, low := range lows {
+		began := rowkey.Time(low)
+		n := len(all)
+		if n == 0 || began.After(all[n-1].to) {
+			all, n = append(all, period{from: began}), n+1
+		}
+		all[n-1].to, all[n-1].promises = began.Add(youth), i+1
+	}
+	return all
+}
+
+// countUnproved counts the records of some periods that no readable checkpoint up to a number has
+// and no promise is for. Records that cannot be read are among them. It passes over later periods
+// once it has read many records, and returns how many it has counted.
+func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, erased uint64, periods ...period) (total uint64, done int, err error) {
 	proved := map[segmentID]bool{}
 	for n, read := number, 0; n > erased && read < mostProved; n, read = n-1, read+1 {
 		k, err := l.readCheckpoint(ctx, rows, n)
 		switch {
 		case err != nil && !ledger.Unreadable(err):
-			return 0, err
+			return 0, 0, err
 		case err != nil || k == nil:
 			continue
 		}
@@ -407,29 +466,33 @@ func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, er
 		if k.Break != nil { // many numbers before it may have no checkpoint
 			n = min(n, k.Break.Last+1)
 		}
-		if k.At.Before(from.Add(-grace)) {
+		if k.At.Before(periods[0].from.Add(-grace)) {
 			break
 		}
 	}
 
-	counts, seen := map[segmentID]uint64{}, 0
-	err = l.walk(ctx, rows, rowkey.First(from), rowkey.Last(to), func(rec *store.Record) error {
-		of, err := l.segmentIDOf(ctx, rows, rec)
-		if err != nil {
-			return err
-		}
-		// The class of a record that cannot be read is what a writer of rows has made it.
-		if rec.Class == classVacant && of != (segmentID{}) || proved[of] {
+	counts, read, seen := map[segmentID]uint64{}, 0, 0
+	for ; done < len(periods) && read < mostRead && seen < mostCounted; done++ {
+		p := periods[done]
+		err := l.walk(ctx, rows, rowkey.First(p.from), rowkey.Last(p.to), func(rec *store.Record) error {
+			read++
+			of, err := l.segmentIDOf(ctx, rows, rec)
+			if err != nil {
+				return err
+			}
+			// The class of a record that cannot be read is what a writer of rows has made it.
+			if rec.Class == classVacant && of != (segmentID{}) || proved[of] {
+				return nil
+			}
+			counts[of]++
+			if seen++; seen == mostCounted {
+				return errEnough
+			}
 			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			return 0, 0, err
 		}
-		counts[of]++
-		if seen++; seen == mostCounted {
-			return errEnough
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return 0, err
 	}
 
 	_, _, promises, err := l.read(ctx, rows)
@@ -441,7 +504,7 @@ func (l *Log) countUnproved(ctx context.Context, rows ledger.Account, number, er
 	for _, n := range counts {
 		total += n
 	}
-	return total, err
+	return total, done, err
 }
 
 var errEnough = errors.New("auditlog: counted enough")

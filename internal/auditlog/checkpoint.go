@@ -39,6 +39,7 @@ type run struct {
 	present   []uuid.UUID     // rows with an unknown outcome that were found in the store
 	vacant    []*store.Record // for rows with an unknown outcome that were not found
 	broken    *audit.Break    // of a checkpoint that begins a lost chain anew
+	promises  []uuid.UUID     // others that the break is for
 }
 
 // prove writes the checkpoints of the segments of a lane that have ended.
@@ -262,6 +263,16 @@ func (r *run) put(l *Log, tx store.Tx) error {
 			return err
 		}
 		ledger.Clear(tx, l.Kinds.Segment, r.low, err)
+	}
+	for _, row := range r.promises {
+		_, err := ledger.Seek(tx, l.Kinds.Segment, row)
+		switch {
+		case absent(err): // a list that is damaged may have it
+			continue
+		case err != nil && !ledger.Unreadable(err):
+			return err
+		}
+		ledger.Clear(tx, l.Kinds.Segment, row, err)
 	}
 	for _, row := range r.present {
 		if _, err := ledger.Seek(tx, l.Kinds.Record, row); err != nil && !ledger.Unreadable(err) {

@@ -23,8 +23,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestMain also is the process that imports until it is killed, and a replica, and stands
-// in for OpenBao.
+// TestMain also is the processes that import or seal records until they are killed, and a replica,
+// and stands in for OpenBao.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "-replica" {
 		if err := runReplica(context.Background(), os.Getenv("BENCH_POSTGRES"), os.Args[2]); err != nil {
@@ -35,6 +35,10 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) == 3 && os.Args[1] == "-import-until-killed" {
 		fmt.Fprintln(os.Stderr, (&bench{dir: os.Args[2]}).importUntilKilled())
+		os.Exit(1)
+	}
+	if len(os.Args) == 3 && os.Args[1] == "-reseal-until-killed" {
+		fmt.Fprintln(os.Stderr, (&bench{dir: os.Args[2]}).resealUntilKilled())
 		os.Exit(1)
 	}
 	if len(os.Args) == 4 && os.Args[1] == "server" && os.Args[2] == "-config" {
@@ -402,7 +406,7 @@ func TestParts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	b := &bench{table: &table.Table{Tokens: 2000, Rounds: 1, Span: "20ms"}, span: 20 * time.Millisecond, family: 100}
+	b := &bench{table: &table.Table{Tokens: 2000, Rounds: 1, Span: "20ms"}, span: 20 * time.Millisecond, family: 100, kills: 2}
 	figures := filepath.Join(t.TempDir(), "benchmarks")
 	if err := os.WriteFile(figures+".md", []byte("<!-- tables: make bench -->\n<!-- end of tables -->\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -427,7 +431,7 @@ func TestParts(t *testing.T) {
 	}
 	for _, name := range []string{"import/256", "import-keyed/256", "get/1", "get/2", "http-read/64", "http-import/64", "http-list/8",
 		"http-payment/64", "features-sink-webhook/64", "features-all/64", "features-all-loop/1", "openbao-create/64", "postgres-import/64",
-		"partitions-import/64", "replicas-import/3"} {
+		"partitions-import/64", "replicas-import/3", "reseal/kills"} {
 		if !seen[name] {
 			t.Errorf("there is no row %s", name)
 		}

@@ -34,6 +34,7 @@ type bench struct {
 
 	family   int // records below one
 	span     time.Duration
+	kills    int    // of processes that seal records anew
 	cold     bool   // reads come from the disk
 	postgres string // a URL; "" starts a server
 	openbao  string // a binary
@@ -75,6 +76,7 @@ func main() {
 	flag.IntVar(&b.table.Rounds, "rounds", 5, "rounds, of which the median counts")
 	flag.DurationVar(&b.span, "for", 700*time.Millisecond, "duration of one measurement of a round")
 	flag.IntVar(&b.family, "family", 100_000, "records below the one that is deleted, of families")
+	flag.IntVar(&b.kills, "kills", 100, "processes that reseal kills, at most 400, one for each key term")
 	flag.BoolVar(&b.cold, "cold", false, "get reads from a file that is in no page cache")
 	flag.StringVar(&b.postgres, "postgres", os.Getenv("BENCH_POSTGRES"), "`URL` of a database for postgres; a server is started otherwise")
 	flag.StringVar(&b.openbao, "openbao", os.Getenv("BENCH_OPENBAO"), "`path` of the program bao")
@@ -83,6 +85,7 @@ func main() {
 	update := flag.Bool("update", false, "with -gate: write testdata/gate.json")
 	replica := flag.String("replica", "", "used by replicas: make calls, import or get, on the database in BENCH_POSTGRES")
 	child := flag.String("import-until-killed", "", "used by open: import into the vault in this `directory`")
+	sealer := flag.String("reseal-until-killed", "", "used by reseal: seal the records in this `directory` anew")
 	flag.Parse()
 	b.table.Span = b.span.String()
 
@@ -91,6 +94,9 @@ func main() {
 	case *child != "":
 		b.dir = *child
 		err = b.importUntilKilled()
+	case *sealer != "":
+		b.dir = *sealer
+		err = b.resealUntilKilled()
 	case *replica != "":
 		err = runReplica(context.Background(), b.postgres, *replica)
 	case *gate:

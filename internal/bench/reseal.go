@@ -5,18 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault"
-	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/google/uuid"
 )
 
 // reseals compares the 99th percentiles of imports while Run seals the tokens anew after a
 // rotation, and while it has nothing to do. Tokens are read all the time, and each read has to
-// succeed. In the end no record may be left under a former term.
+// succeed. In the end no record may be left under a former term, and killReseals begins.
 func (b *bench) reseals(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
@@ -40,24 +38,16 @@ func (b *bench) reseals(ctx context.Context) (err error) {
 	if err := r.vault.Drain(ctx); err != nil {
 		return err
 	}
-	report, err := r.vault.KeyReport(ctx)
+	sealed, err := underOneTerm(ctx, r.vault)
 	if err != nil {
 		return err
 	}
-	left, sealed := int64(0), int64(0)
-	for i, term := range report.Terms {
-		for _, n := range term.Records {
-			if i < len(report.Terms)-1 {
-				left += n
-			}
-			sealed += n
-		}
-	}
-	if left+report.Unreadable > 0 {
-		return fmt.Errorf("%d records are left under former key terms, %d cannot be read", left, report.Unreadable)
-	}
 	b.figures("reseal/drain", "/s", reported, "records sealed anew by Drain alone, at least", float64(sealed)/time.Since(began).Seconds())
-	return nil
+
+	if err := open.shut(); err != nil {
+		return err
+	}
+	return b.killReseals(ctx, r.ids)
 }
 
 // A resealing is a vault whose keys are rotated.
@@ -71,19 +61,10 @@ type resealing struct {
 }
 
 func (b *bench) newResealed(ctx context.Context, open *closers) (r *resealing, err error) {
-	if err := b.loadKeys(); err != nil {
-		return nil, err
-	}
-	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "reseal.db"), nil)
-	if err != nil {
-		return nil, err
-	}
-	open.later(s.Close)
 	r = &resealing{ids: make([]uuid.UUID, b.table.Tokens)}
-	if r.vault, err = cardvault.New(ctx, s, b.keys, nil); err != nil {
+	if r.vault, err = b.openReseal(ctx, open); err != nil {
 		return nil, err
 	}
-	open.later(r.vault.Close)
 
 	var next atomic.Int64
 	return r, parallel(256, func(int) error {
@@ -115,12 +96,10 @@ func (r *resealing) reads(ctx context.Context) (stop func() error) {
 			default:
 			}
 
-			if _, err := r.vault.Get(ctx, r.ids[rand.IntN(len(r.ids))]); err != nil {
-				ended <- fmt.Errorf("a read has failed: %w", err)
+			if err := r.get(ctx); err != nil {
+				ended <- err
 				return
 			}
-			r.read.Add(1)
-			time.Sleep(time.Millisecond)
 		}
 	}()
 
@@ -128,6 +107,16 @@ func (r *resealing) reads(ctx context.Context) (stop func() error) {
 		close(over)
 		return <-ended
 	}
+}
+
+// get reads one token, and rests.
+func (r *resealing) get(ctx context.Context) error {
+	if _, err := r.vault.Get(ctx, r.ids[rand.IntN(len(r.ids))]); err != nil {
+		return fmt.Errorf("a read has failed: %w", err)
+	}
+	r.read.Add(1)
+	time.Sleep(time.Millisecond)
+	return nil
 }
 
 // start rotates the keys, and seals the tokens anew until stop is called.

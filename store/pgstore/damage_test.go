@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -201,4 +202,80 @@ func export(t *testing.T, v *cardvault.Vault) *audit.Report {
 		t.Errorf("the export has another fault than breaks: %v", err)
 	}
 	return report
+}
+
+// TestAuditLogEdited: rows of the audit log that a DBA deletes, moves or puts back are named by
+// Verify. Two processes have a lane each; the rows of one can go altogether.
+func TestAuditLogEdited(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := divided(t, p, 2)
+	s := open(t, p, name)
+	first, second := auditedVault(t, s), auditedVault(t, s)
+	records := pgx.Identifier{name}.Sanitize() + ".records"
+	rows := func(account uuid.UUID) (ids []uuid.UUID) {
+		t.Helper()
+		found, err := p.Query(t.Context(), fmt.Sprintf(`SELECT id FROM %s WHERE account = $1 AND kind IN (%d, %d, %d)`, records, auditRecord, auditCheckpoint, auditPromise), account)
+		if err == nil {
+			ids, err = pgx.CollectRows(found, pgx.RowTo[uuid.UUID])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	// The n-th row of a kind, and a statement that gives the sealed part of one to another.
+	nth := func(kind, n int) string {
+		return fmt.Sprintf(`(SELECT id FROM %s WHERE kind = %d AND account = $1 ORDER BY id LIMIT 1 OFFSET %d)`, records, kind, n)
+	}
+	over := func(kind, from, to int) string {
+		return fmt.Sprintf(`UPDATE %[1]s SET shown = (SELECT f.shown FROM %[1]s AS f WHERE f.kind = %[2]d AND f.account = $1 AND f.id = %[3]s) WHERE kind = %[2]d AND account = $1 AND id = %[4]s`,
+			records, kind, nth(kind, from), nth(kind, to))
+	}
+	for what, edit := range map[string]struct {
+		sql  string
+		lane bool // its parameters are the rows of the lane
+	}{
+		"a record is deleted":       {sql: fmt.Sprintf(`DELETE FROM %s WHERE kind = %d AND account = $1 AND id = %s`, records, auditRecord, nth(auditRecord, 2))},
+		"a record is replaced":      {sql: over(auditRecord, 2, 1)},
+		"a record is edited":        {sql: fmt.Sprintf(`UPDATE %s SET shown = set_byte(shown, 40, get_byte(shown, 40) # 1) WHERE kind = %d AND account = $1 AND id = %s`, records, auditRecord, nth(auditRecord, 1))},
+		"a checkpoint is deleted":   {sql: fmt.Sprintf(`DELETE FROM %s WHERE kind = %d AND account = $1 AND id = %s`, records, auditCheckpoint, nth(auditCheckpoint, 1))},
+		"a checkpoint is replayed":  {sql: over(auditCheckpoint, 1, 2)},
+		"the last one is deleted":   {sql: fmt.Sprintf(`DELETE FROM %s WHERE kind = %d AND account = $1 AND id = (SELECT max(id::text)::uuid FROM %[1]s WHERE kind = %[2]d AND account = $1)`, records, auditCheckpoint)},
+		"a lane is removed":         {sql: fmt.Sprintf(`DELETE FROM %s WHERE account = $1 AND id = ANY($2)`, records), lane: true},
+		"records of a lane go only": {sql: fmt.Sprintf(`DELETE FROM %s WHERE account = $1 AND id = ANY($2) AND kind = %d`, records, auditRecord), lane: true},
+	} {
+		a, err := first.CreateAccount(t.Context(), what, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before, lane []uuid.UUID
+		for n, v := range []*cardvault.Vault{first, second, first} { // a checkpoint each
+			before = rows(a.ID)
+			if _, err := v.In(a.ID).CreateSession(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			if r := export(t, v.In(a.ID)); len(r.Gaps) > 0 {
+				t.Fatalf("%s: before there are breaks %+v", what, r.Gaps)
+			}
+			if n == 1 {
+				lane = slices.DeleteFunc(rows(a.ID), func(id uuid.UUID) bool { return slices.Contains(before, id) })
+			}
+		}
+
+		args := []any{a.ID}
+		if edit.lane {
+			args = append(args, lane)
+		}
+		if tag, err := p.Exec(t.Context(), edit.sql, args...); err != nil || tag.RowsAffected() == 0 {
+			t.Fatalf("%s: %v, %v", what, tag, err)
+		}
+		var b bytes.Buffer
+		if err := first.In(a.ID).ExportAudit(t.Context(), &b, time.Time{}, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = audit.Verify(&b, &audit.VerifyOptions{PublicKeys: first.AuditPublicKeys()})
+		if found, is := errors.AsType[*audit.VerifyError](err); !is || found.Fault != audit.Removed {
+			t.Errorf("%s: Verify returned %v", what, err)
+		}
+	}
 }
