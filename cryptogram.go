@@ -587,11 +587,12 @@ func (s payments) withhold(ctx context.Context, p *PaymentData) error {
 // erased by a quota.
 func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *PaymentData, err error) {
 	defer v.doing(ctx, "get payment data", &err, id)
-	r, err := v.rows.Get(ctx, kindPaymentData, id)
+	parent := v.rows.Unmask(kindToken, token)
+	r, err := v.rows.GetOf(ctx, kindPaymentData, v.rows.Unmask(kindPaymentData, id), parent)
 	if err != nil {
 		return nil, err
 	}
-	if r.Parent != v.rows.Unmask(kindToken, token) {
+	if r.Parent != parent {
 		return nil, ErrNotFound
 	}
 	t, err := tokenAt(ctx, v, r.Parent)

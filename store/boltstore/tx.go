@@ -136,14 +136,8 @@ func (r *reader) rowsOf(kind store.Kind, desc bool) finder {
 	return f
 }
 
-// find returns a row, one without raw for an id that has none.
-func (f *finder) find(id []byte) row {
-	found, err := f.read(id)
-	check(err)
-	return found
-}
-
-// read is find with the error of a row that is not in the format of rows.
+// read returns a row, one without raw for an id that has none, or the error of a row that is not in
+// the format of rows.
 func (f *finder) read(id []byte) (row, error) {
 	if f.cur == nil {
 		return row{}, nil
@@ -298,11 +292,12 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		}
 		found, err := rows.read(key)
 		if err != nil {
-			ids = append(ids, id) // of the hash, and so perhaps of the list
+			ids = append(ids, id) // of the hash, and so perhaps of the list: this holds for a lost row, too
 			return true
 		}
 		if found.raw == nil || !found.hasLookup(q.Lookup) {
-			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
+			r.pass(lostRow{q.Kind, store.IndexLookup})
+			ids = append(ids, id)
 			return true
 		}
 		if keyOfList(q.Kind, found.account, found.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
@@ -324,7 +319,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
 		found, err := rows.read(id[:])
 		rec := &store.Record{Kind: q.Kind, ID: id, Account: q.Account, Parent: q.Parent}
-		if err == nil {
+		if err == nil && found.hasLookup(q.Lookup) {
 			rec = found.record(q.Kind, id, false)
 		}
 		list.Records = append(list.Records, rec)
@@ -341,16 +336,17 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	}
 	rows := r.rowsOf(kind, false)
 	r.eachLookup(kind, hash, func(key []byte) bool {
-		found := rows.find(key)
-		if found.raw == nil || !found.hasLookup(hash) {
-			r.pass(strayLookup{kind, bytes.Clone(hash), uuid.UUID(key)})
+		found, unread := rows.read(key)
+		if unread != nil || found.raw == nil || !found.hasLookup(hash) {
+			r.pass(lostRow{kind, store.IndexLookup})
+			err = errIndex
 			return true
 		}
 		recs = append(recs, found.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
 	})
 
-	return recs, nil
+	return recs, err
 }
 
 func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) (recs []*store.Record, err error) {
@@ -374,7 +370,6 @@ func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Tim
 	name := rowsBucket(kind)
 	rows := r.tx.Bucket(name[:])
 	r.eachDue(kind, until, func(k, v []byte) bool {
-		s := strayDue{dueKey(k), listOfDue(kind, v), v[17]}
 		id := uuid.UUID(k[9:])
 		if !shards.Has(store.ShardOf(id)) {
 			return true
@@ -383,19 +378,14 @@ func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Tim
 		if rows != nil {
 			raw = rows.Get(id[:])
 		}
-		if raw == nil {
-			r.pass(s)
-			return true
-		}
-
-		found, err := decodeRow(raw)
+		found, err := decodeRow(raw) // an absent one is not in the format either
 		if err != nil {
-			r.pass(unreadable{kind})
+			r.pass(lostRow{kind, store.IndexDue})
 			return true
 		}
 		agrees := found.hasDue && found.due == dueOfKey(k)
-		if !agrees || found.class != s.class || keyOfList(kind, found.account, found.parent) != s.list {
-			r.pass(s)
+		if !agrees || found.class != v[17] || keyOfList(kind, found.account, found.parent) != listOfDue(kind, v) {
+			r.pass(strayDue(k))
 		}
 		return !agrees || f(id, &found)
 	})
@@ -482,7 +472,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 				}
 				// A row that cannot be read exists, and can be deleted.
 				if found, err := decodeRow(raw); raw == nil || err == nil && found.parent != parent {
-					r.pass(strayEntry{list, id, entries.class(i)})
+					r.pass(lostRow{kind, store.IndexList})
 					continue
 				}
 				if keys = append(keys, store.Key{Kind: kind, ID: id}); len(keys) == limit {
