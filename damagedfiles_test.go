@@ -75,7 +75,7 @@ func (f *furnished) ask(account uuid.UUID, name string, ask func(context.Context
 	}})
 }
 
-const furnishedTokens = 150 // of the account that has most
+const furnishedTokens = 80 // of the account that has most
 
 // furnish makes the vault, and copies its file twice.
 func furnish(t *testing.T) *furnished {
@@ -109,7 +109,7 @@ func furnish(t *testing.T) *furnished {
 		f.must(v.Drain(t.Context()))
 		time.Sleep(time.Minute)
 	}
-	f.pay(second, account.ID, tokens[0], tokens[furnishedTokens-1])
+	f.pay(second, account.ID, tokens[1], tokens[furnishedTokens-1])
 	for i, id := range tokens {
 		switch i % 10 {
 		case 7:
@@ -125,7 +125,8 @@ func furnish(t *testing.T) *furnished {
 	v, err = f.open()
 	f.must(err)
 	for _, q := range f.questions {
-		f.right = append(f.right, answer(q, v))
+		text, _ := answer(q, v) // some tokens were deleted
+		f.right = append(f.right, text)
 	}
 	report, err := v.Verify(t.Context(), nil)
 	if err != nil || len(report.Problems) > 0 {
@@ -135,17 +136,17 @@ func furnish(t *testing.T) *furnished {
 	return f
 }
 
-// answer returns what a question is answered, as text.
-func answer(q question, v *cardvault.Vault) string {
+// answer returns what a question is answered, as text, and whether the answer says that data is damaged.
+func answer(q question, v *cardvault.Vault) (text string, told bool) {
 	got, err := q.ask(context.Background(), v)
-	text, failed := json.Marshal(got)
-	if failed != nil {
-		text = fmt.Appendf(nil, "%+v", got)
-	}
 	if err != nil {
-		return fmt.Sprintf("error %v", err)
+		return fmt.Sprintf("error %v", err), tellsDamage(err)
 	}
-	return string(text)
+	b, err := json.Marshal(got)
+	if err != nil {
+		b = fmt.Append(nil, err)
+	}
+	return string(b), false
 }
 
 // manage makes what belongs to an account beside tokens.
@@ -163,8 +164,6 @@ func (f *furnished) manage(v *cardvault.Vault, account uuid.UUID) {
 		f.must(err)
 		merchant, err := v.CreateMerchant(ctx, fmt.Sprint("shop ", n), nil)
 		f.must(err)
-		hook, err := v.CreateWebhook(ctx, url, nil)
-		f.must(err)
 		session, err := v.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: "of a session"})
 		f.must(err)
 		f.ask(account, "API key", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.APIKey(ctx, key.ID) })
@@ -172,14 +171,14 @@ func (f *furnished) manage(v *cardvault.Vault, account uuid.UUID) {
 			return v.Authenticate(ctx, key.Text.Text())
 		})
 		f.ask(account, "merchant", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Merchant(ctx, merchant.ID) })
-		f.ask(account, "webhook", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Webhook(ctx, hook.ID) })
 		f.ask(account, "session", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.SessionStatus(ctx, session.ID) })
-		if n == 0 {
-			f.ask(account, "deliveries", func(ctx context.Context, v *cardvault.Vault) (any, error) {
-				return v.ListDeliveries(ctx, hook.ID, &cardvault.ListOptions{Limit: cardvault.MaxLimit})
-			})
-		}
 	}
+	hook, err := v.CreateWebhook(ctx, url, nil)
+	f.must(err)
+	f.ask(account, "webhook", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Webhook(ctx, hook.ID) })
+	f.ask(account, "deliveries", func(ctx context.Context, v *cardvault.Vault) (any, error) {
+		return v.ListDeliveries(ctx, hook.ID, &cardvault.ListOptions{Limit: cardvault.MaxLimit})
+	})
 	f.ask(account, "API keys", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListAPIKeys(ctx, nil) })
 	f.ask(account, "merchants", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListMerchants(ctx, nil) })
 	f.ask(account, "webhooks", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListWebhooks(ctx, nil) })
@@ -330,7 +329,7 @@ func (f *furnished) try(n int, name string, to *toll) {
 	v, err := f.open()
 	if err != nil {
 		to.refused++
-		if !tellsDamage(err.Error()) {
+		if !tellsDamage(err) {
 			f.t.Errorf("file %d, %s: not opened: %v", n, name, err)
 		}
 		return
@@ -338,9 +337,9 @@ func (f *furnished) try(n int, name string, to *toll) {
 	var wrong []string
 	told := false
 	for i, q := range f.questions {
-		switch got := answer(q, v); {
+		switch got, tells := answer(q, v); {
 		case got == f.right[i]:
-		case strings.HasPrefix(got, "error ") && tellsDamage(got):
+		case tells:
 			told = true
 		default:
 			wrong = append(wrong, fmt.Sprintf("%s: %.300s, want %.300s", q.name, got, f.right[i]))
@@ -349,7 +348,7 @@ func (f *furnished) try(n int, name string, to *toll) {
 	}
 	report, err := v.Verify(f.t.Context(), nil)
 	found := err != nil || len(report.Problems) > 0
-	if err := v.Close(); err != nil && !tellsDamage(err.Error()) {
+	if err := v.Close(); err != nil && !tellsDamage(err) {
 		f.t.Errorf("file %d, %s: not closed: %v", n, name, err)
 	}
 	switch {
@@ -370,8 +369,8 @@ func (f *furnished) try(n int, name string, to *toll) {
 	}
 }
 
-// tellsDamage reports whether the text of an error is one of damage.
-func tellsDamage(text string) bool {
+// tellsDamage reports whether an error is one of damage.
+func tellsDamage(err error) bool {
 	return slices.ContainsFunc([]error{cardvault.ErrDamaged, cardvault.ErrFormat, cardvault.ErrUnavailable, cardvault.ErrOutcomeUnknown},
-		func(err error) bool { return strings.Contains(text, err.Error()) })
+		func(damage error) bool { return errors.Is(err, damage) })
 }
