@@ -556,7 +556,7 @@ func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, er
 	if err != nil {
 		return nil, err
 	}
-	p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]))
+	p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]), s.Unmask(kindToken, p.TokenID))
 	return p, errors.Join(err, s.withhold(ctx, p))
 }
 
@@ -605,7 +605,7 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 	if err != nil {
 		return nil, err
 	}
-	if p.Encrypted, err = all.JWE(ctx, r.ID); err != nil {
+	if p.Encrypted, err = all.JWE(ctx, r.ID, r.Parent); err != nil {
 		return nil, err
 	}
 	if err := all.withhold(ctx, p); err != nil {

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,10 @@ func (a Account) GetOf(ctx context.Context, kind store.Kind, row, parent uuid.UU
 		rec, err = a.FindOf(tx, kind, row, parent)
 		return err
 	})
+	if rec != nil && errors.Is(err, ErrNotFound) {
+		err = cmp.Or(a.Authentic(ctx, rec), err) // damage may have it look as if it had lapsed
+		rec = nil
+	}
 	if err != nil {
 		err = a.Named(&store.Record{Kind: kind, ID: row, Account: a.ID}, err)
 	}
@@ -82,7 +87,7 @@ func (a Account) GetOf(ctx context.Context, kind store.Kind, row, parent uuid.UU
 
 // Find returns a record of the account, unless it has lapsed, or the record to which it
 // belongs has lapsed or is missing. The error is ErrDamaged, and not ErrNotFound, for a record
-// of a listed kind that was lost.
+// of a listed kind that was lost. With ErrNotFound there may be a record, which has lapsed.
 func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
 	return a.FindOf(tx, kind, row, uuid.Nil)
 }
@@ -96,8 +101,10 @@ func (a Account) FindOf(tx store.ReadTx, kind store.Kind, row, parent uuid.UUID)
 		return nil, a.lost(tx, kind, row, parent)
 	case err != nil:
 		return nil, a.unnamed(kind, row, err)
-	case r.Account != a.ID || !r.Due.IsZero() && !Lives(r, Now()):
-		return nil, ErrNotFound
+	case r.Account != a.ID:
+		return nil, a.lost(tx, kind, row, parent)
+	case !Lives(r, Now()):
+		return r, ErrNotFound
 	}
 	return r, a.Belongs(tx, r)
 }

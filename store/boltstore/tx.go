@@ -171,6 +171,9 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	s := scan{list: keyOfList(q.Kind, q.Account, q.Parent), classes: q.Classes}
 	s.lapsed = r.lapsed(q, s.list)
 	s.init(bucket(r.tx, listsBucket))
+	if s.level == 0 {
+		r.mustLackList(s.list)
+	}
 
 	begin, end := int64(0), s.total()
 	if q.Min != uuid.Nil {
@@ -215,6 +218,70 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 		return nil, errLists
 	}
 	return list, nil
+}
+
+// A flipped bit in the key of an entry leaves it in its place on the page, where the search for the
+// right key ends. So a search that finds nothing looks at the entries on both sides. Either panics
+// with a failed if they are out of order, or if the row says that it should have been found.
+
+// besides returns the entries on both sides of a key that is not there.
+func besides(b *bolt.Bucket, key []byte) (keys, values [2][]byte) {
+	c := b.Cursor()
+	if keys[1], values[1] = c.Seek(key); keys[1] == nil {
+		keys[0], values[0] = c.Last()
+	} else {
+		keys[0], values[0] = c.Prev()
+	}
+	if keys[0] != nil && bytes.Compare(keys[0], key) >= 0 || keys[1] != nil && bytes.Compare(keys[1], key) <= 0 {
+		panic(failed{errIndex})
+	}
+	return keys, values
+}
+
+// mustLackList is called for a list that is not there.
+func (r *reader) mustLackList(list listKey) {
+	kind := store.Kind(list[17])
+	rows := r.rowsOf(kind, false)
+	keys, values := besides(bucket(r.tx, listsBucket), list[:])
+	for i, k := range keys {
+		switch {
+		case k == nil:
+			continue
+		case len(k) != len(nodeKey{}), k[0] != ofParent && k[0] != ofAccount:
+			panic(failed{errLists})
+		case k[18] != ^byte(1):
+			continue
+		}
+
+		_, entries := decodeNode(1, values[i], func(uint8, int64) {})
+		if entries.len() == 0 {
+			continue
+		}
+		id := entries.id(0)
+		if found, err := rows.read(id[:]); err == nil && found.listed() && keyOfList(kind, found.account, found.parent) == list {
+			panic(failed{errLists})
+		}
+	}
+}
+
+// mustLackHash is called for a hash by which nothing is found.
+func (r *reader) mustLackHash(kind store.Kind, hash []byte) {
+	if len(hash) > store.MaxLookup {
+		return
+	}
+	rows := r.rowsOf(kind, false)
+	keys, _ := besides(bucket(r.tx, lookupBucket), appendLookupKey(make([]byte, 0, 2+store.MaxLookup), kind, hash))
+	for _, k := range keys {
+		switch {
+		case k == nil:
+			continue
+		case len(k) < 2+16 || len(k) != 2+int(k[1])+16:
+			panic(failed{errIndex})
+		}
+		if found, err := rows.read(k[len(k)-16:]); err == nil && found.hasLookup(hash) {
+			panic(failed{errIndex})
+		}
+	}
 }
 
 // lapsed returns, in order, the ids of a list that q.Live leaves out.
@@ -279,8 +346,11 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		shared++
 		return shared <= store.MaxShared
 	})
-	if shared > store.MaxShared {
+	switch {
+	case shared > store.MaxShared:
 		panic(failed{store.ErrTooMany})
+	case shared == 0:
+		r.mustLackHash(q.Kind, q.Lookup)
 	}
 
 	var ids []uuid.UUID
@@ -345,6 +415,9 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 		recs = append(recs, found.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
 	})
+	if recs == nil && err == nil {
+		r.mustLackHash(kind, hash)
+	}
 
 	return recs, err
 }
