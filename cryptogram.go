@@ -556,7 +556,7 @@ func (s payments) repeated(ctx context.Context, answer []byte) (*PaymentData, er
 	if err != nil {
 		return nil, err
 	}
-	p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]))
+	p.Encrypted, err = s.JWE(ctx, uuid.UUID(answer[:16]), s.Unmask(kindToken, p.TokenID))
 	return p, errors.Join(err, s.withhold(ctx, p))
 }
 
@@ -587,11 +587,12 @@ func (s payments) withhold(ctx context.Context, p *PaymentData) error {
 // erased by a quota.
 func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *PaymentData, err error) {
 	defer v.doing(ctx, "get payment data", &err, id)
-	r, err := v.rows.Get(ctx, kindPaymentData, id)
+	parent := v.rows.Unmask(kindToken, token)
+	r, err := v.rows.GetOf(ctx, kindPaymentData, v.rows.Unmask(kindPaymentData, id), parent)
 	if err != nil {
 		return nil, err
 	}
-	if r.Parent != v.rows.Unmask(kindToken, token) {
+	if r.Parent != parent {
 		return nil, ErrNotFound
 	}
 	t, err := tokenAt(ctx, v, r.Parent)
@@ -604,7 +605,7 @@ func (v *Vault) PaymentData(ctx context.Context, token, id uuid.UUID) (_ *Paymen
 	if err != nil {
 		return nil, err
 	}
-	if p.Encrypted, err = all.JWE(ctx, r.ID); err != nil {
+	if p.Encrypted, err = all.JWE(ctx, r.ID, r.Parent); err != nil {
 		return nil, err
 	}
 	if err := all.withhold(ctx, p); err != nil {

@@ -9,7 +9,11 @@ import (
 
 // families says how records belong together. A kind that is missing has no parent.
 var families = ledger.Families{
-	kindAPIKey:      {Made: createdBy, With: kindKeyUse},
+	kindAccount:     {Listed: true},
+	kindToken:       {Listed: true},
+	kindMerchant:    {Listed: true},
+	kindWebhook:     {Listed: true},
+	kindAPIKey:      {Listed: true, Made: createdBy, With: kindKeyUse},
 	kindKeyUse:      {Beside: kindAPIKey},
 	kindAnswer:      {Parent: kindToken},
 	kindPaymentData: {Parent: kindToken},

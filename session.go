@@ -96,9 +96,11 @@ func (v *Vault) CreateSession(ctx context.Context, opts *SessionOptions) (_ *Cre
 // newSession stores a session under a new id, and that as the result of c.
 func (v *Vault) newSession(ctx context.Context, op ledger.Operation, s *session, c *replay.Call) (*CreatedSession, error) {
 	id := uuid.New() // no row key: a credential has no structure
+	row := v.sessionRow(id)
 	r := &store.Record{
 		Kind:    kindSession,
-		ID:      v.sessionRow(id),
+		ID:      row,
+		Lookup:  [][]byte{row[:]}, // shows that there was a session, if its record is lost
 		Account: v.rows.ID,
 		Due:     now().Add(v.opts.SessionTTL),
 		Version: 1,
@@ -154,8 +156,15 @@ func (v *Vault) readSession(ctx context.Context, id SessionID) (*visit, error) {
 	}
 
 	var r *store.Record
+	row := v.sessionRow(id.UUID())
 	err := v.rows.View(ctx, func(tx store.ReadTx) (err error) {
-		if r, err = tx.Get(kindSession, v.sessionRow(id.UUID())); err != nil {
+		r, err = tx.Get(kindSession, row)
+		if errors.Is(err, store.ErrNotFound) && !ledger.Unreadable(err) {
+			if _, damaged := tx.Lookup(kindSession, row[:], 1); damaged != nil {
+				err = damaged
+			}
+		}
+		if err != nil {
 			return err
 		}
 		return v.In(r.Account).rows.Belongs(tx, r)

@@ -193,12 +193,13 @@ type List struct {
 // Records that it returns belong to the caller and stay valid. A limit of 0 or
 // less returns none.
 //
-// Indexes only lead to records. Where an index names a record that is absent or that
-// disagrees with it, Lookup, Due, Next and Children pass over the record. So does List by a
-// hash: one lost record must not hide the others. Due and Next also pass over a record that
-// cannot be read, and List by a hash may. Lookup passes over it, or returns ErrDamaged beside the
-// others. A store whose indexes can be damaged apart from its records reports what it passed
-// over and repairs the index, so that the fault does not recur. For other lists see [List].
+// Indexes only lead to records. Where an index names a record that is absent, that disagrees with
+// it or that cannot be read, Due, Next and Children pass over the record: one lost record must not
+// hide the others. Children does not pass over a record that cannot be read. Lookup passes over it,
+// or returns ErrDamaged beside the others, and List by a hash passes over it, or keeps its place as
+// other lists do: see [List]. A store whose indexes can be damaged apart from its records does not
+// pass over it in these two, since the entry is all that shows the loss: it keeps that until
+// [Repairer.Repair], and logs what it met. It may mend an index of due records.
 type ReadTx interface {
 	// Get returns the record, or ErrNotFound. For a record that cannot be read it returns
 	// ErrDamaged, which ends no transaction: the function reads and writes on.
@@ -265,7 +266,7 @@ type Tx interface {
 	// of a deletion does not depend on the number of descendants, and a family of any size
 	// is erased through [ReadTx.Children], a few at a time. Deleting an absent record does
 	// nothing. A record that cannot be read is deleted like any other: what its columns do not
-	// say stays in indexes, which lead to nothing then, until these are repaired. Until then a
+	// say stays in indexes, which report a lost record there until they are repaired. Until then a
 	// Put of that id may fail if the record is in such an index.
 	Delete(kind Kind, id uuid.UUID)
 }

@@ -20,6 +20,9 @@ import (
 type Family struct {
 	Parent store.Kind // of their parents; 0: they have none
 
+	// Listed is whether the list of the account has each of them: see [Account.Find].
+	Listed bool
+
 	// Beside is another kind to which they belong: a record of it has the same id. 0: none.
 	Beside store.Kind
 

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,11 @@ func (a Account) Get(ctx context.Context, kind store.Kind, id uuid.UUID) (*store
 
 // GetRow returns the record of a row key, unless it has lapsed. The zero key is not found.
 func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	return a.GetOf(ctx, kind, row, uuid.Nil)
+}
+
+// GetOf is GetRow for a record that a caller says belongs to a parent: see [Account.FindOf].
+func (a Account) GetOf(ctx context.Context, kind store.Kind, row, parent uuid.UUID) (*store.Record, error) {
 	if a.closed.Load() {
 		return nil, ErrClosed
 	}
@@ -66,9 +72,13 @@ func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*s
 	}
 	var rec *store.Record
 	err := a.View(ctx, func(tx store.ReadTx) (err error) {
-		rec, err = a.Find(tx, kind, row)
+		rec, err = a.FindOf(tx, kind, row, parent)
 		return err
 	})
+	if rec != nil && errors.Is(err, ErrNotFound) {
+		err = cmp.Or(a.Authentic(ctx, rec), err) // damage may have it look as if it had lapsed
+		rec = nil
+	}
 	if err != nil {
 		err = a.Named(&store.Record{Kind: kind, ID: row, Account: a.ID}, err)
 	}
@@ -76,16 +86,48 @@ func (a Account) GetRow(ctx context.Context, kind store.Kind, row uuid.UUID) (*s
 }
 
 // Find returns a record of the account, unless it has lapsed, or the record to which it
-// belongs has lapsed or is missing.
+// belongs has lapsed or is missing. The error is ErrDamaged, and not ErrNotFound, for a record
+// of a listed kind that was lost. With ErrNotFound there may be a record, which has lapsed.
 func (a Account) Find(tx store.ReadTx, kind store.Kind, row uuid.UUID) (*store.Record, error) {
+	return a.FindOf(tx, kind, row, uuid.Nil)
+}
+
+// FindOf is Find for a record that a caller says belongs to a parent: only with the parent it is
+// known whether such a record was lost.
+func (a Account) FindOf(tx store.ReadTx, kind store.Kind, row, parent uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, row)
-	if err != nil {
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !Unreadable(err):
+		return nil, a.lost(tx, kind, row, parent)
+	case err != nil:
 		return nil, a.unnamed(kind, row, err)
-	}
-	if r.Account != a.ID || !r.Due.IsZero() && !Lives(r, Now()) {
-		return nil, ErrNotFound
+	case r.Account != a.ID:
+		return nil, a.lost(tx, kind, row, parent)
+	case !Lives(r, Now()):
+		return r, ErrNotFound
 	}
 	return r, a.Belongs(tx, r)
+}
+
+// lost returns the error of a record that is not in its place. It is ErrDamaged if the list of the
+// account, or of a parent, has it all the same: no vault deletes it from one alone.
+func (a Account) lost(tx store.ReadTx, kind store.Kind, row, parent uuid.UUID) error {
+	f := a.config.Families[kind]
+	if parent == uuid.Nil && !f.Listed {
+		return store.ErrNotFound
+	}
+	if err := a.parent(tx, f.Parent, parent); err != nil {
+		return err
+	}
+
+	list, err := tx.List(&store.Query{Kind: kind, Account: a.ID, Parent: parent, Min: row, Max: row, Limit: 1})
+	switch {
+	case list == nil:
+		return a.unnamed(kind, row, err)
+	case len(list.Records) == 0:
+		return store.ErrNotFound
+	}
+	return a.unnamed(kind, row, fmt.Errorf("%w: a list has the record, which was lost", ErrDamaged))
 }
 
 // Exists returns ErrNotFound unless the account exists. Records of accounts are never deleted,

@@ -2,9 +2,12 @@
 package paymentdata
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/ledger"
@@ -110,7 +113,8 @@ func (s Records) seal(e *Entry, until time.Time) ([]*store.Record, error) {
 		return []*store.Record{data}, nil
 	}
 
-	kept := &store.Record{Kind: s.JWEs, ID: e.Row, Account: s.ID, Parent: e.Token.ID, Due: until, Version: 1}
+	kept := s.NewRecord(s.JWEs, e.Row)
+	kept.Parent, kept.Due = e.Token.ID, until
 	plain := tlv.AppendUint(tlv.Append(nil, tagJWE, e.JWE), tagEdition, s.Edition)
 	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(plain, 64, 0))
 }
@@ -158,6 +162,9 @@ func (s Records) trim(tx store.Tx, token uuid.UUID, most int) error {
 // Kept adds to kept the JWEs of a list of payment data, by their row keys. The payment data
 // and their token are there.
 func (s Records) Kept(tx store.ReadTx, list *store.List, kept map[uuid.UUID]*store.Record) error {
+	damaged := func(id uuid.UUID) *store.Record { return &store.Record{Kind: s.JWEs, ID: id, Account: s.ID} } // when it is opened
+	absent := map[uuid.UUID]bool{}
+	q := &store.Query{Kind: s.JWEs, Account: s.ID, Limit: len(list.Records)}
 	for _, r := range list.Records {
 		if r.Class != succeeded {
 			continue
@@ -165,19 +172,37 @@ func (s Records) Kept(tx store.ReadTx, list *store.List, kept map[uuid.UUID]*sto
 		jwe, err := tx.Get(s.JWEs, r.ID)
 		switch {
 		case ledger.Unreadable(err):
-			kept[r.ID] = &store.Record{Kind: s.JWEs, ID: r.ID, Account: s.ID} // damaged when it is opened
+			kept[r.ID] = damaged(r.ID)
 		case err == nil && jwe.Account == s.ID && ledger.Lives(jwe, ledger.Now()):
 			kept[r.ID] = jwe
-		case err != nil && !errors.Is(err, store.ErrNotFound):
+		case errors.Is(err, store.ErrNotFound):
+			absent[r.ID], q.Parent = true, r.Parent
+		case err != nil:
 			return err
+		}
+	}
+	if len(absent) == 0 {
+		return nil
+	}
+
+	// Those that the list has all the same were lost.
+	ids := slices.SortedFunc(maps.Keys(absent), func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	q.Min, q.Max = ids[0], ids[len(ids)-1]
+	named, err := tx.List(q)
+	if named == nil {
+		return err
+	}
+	for _, r := range named.Records {
+		if absent[r.ID] {
+			kept[r.ID] = damaged(r.ID)
 		}
 	}
 	return nil
 }
 
-// JWE returns the JWE of payment data, "" if it is not kept any more.
-func (s Records) JWE(ctx context.Context, row uuid.UUID) (string, error) {
-	r, err := s.GetRow(ctx, s.JWEs, row)
+// JWE returns the JWE of payment data of a token, "" if it is not kept any more.
+func (s Records) JWE(ctx context.Context, row, token uuid.UUID) (string, error) {
+	r, err := s.GetOf(ctx, s.JWEs, row, token)
 	if errors.Is(err, ledger.ErrNotFound) {
 		return "", nil
 	}

@@ -14,8 +14,9 @@
 // A damaged file is reported with store.ErrDamaged and does not end the process, as far as
 // bbolt exposes the damage. Open checks how pages point to each other, Check everything.
 // The vault itself notices whether a sealed column was altered. A record that was lost from
-// the file does not keep others from being found: Lookup, Due, Next and Children pass over
-// it. That is logged, and the entries that named the record are removed.
+// the file does not keep others from being found. Lookup returns store.ErrDamaged beside the
+// others, lists keep its place, and Due, Next and Children pass over it. That is logged, and the
+// entries that name the record stay until Repair: without them nothing shows that it was lost.
 //
 // When a quarter of the file is unused, the Store copies its records into a second file in the
 // same folder, between commits, and renames that. The folder must be writable and have room

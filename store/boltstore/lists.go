@@ -636,6 +636,10 @@ func (s *scan) init(lists *bolt.Bucket) {
 	s.buf = make([][]item, s.level)
 	s.root = s.item(s.level, k, v)
 	s.root.last = true
+	root := nodeKey(k)
+	if k, _ = s.lists.Next(); root.sameLevel(k) {
+		panic(failed{errLists})
+	}
 
 	if s.level > 1 {
 		end := keyOfNode(s.list, 0, uuid.Nil) // after every level

@@ -27,6 +27,8 @@ const (
 	branchPage  = 1
 	leafPage    = 2
 
+	smallFile = 16 << 20 // bytes: the headers of its leaves are read when it is opened
+
 	maxHeight = 32      // of a tree of pages
 	maxExtent = 1 << 12 // pages that a page extends over
 )
@@ -38,6 +40,8 @@ type pageChecker struct {
 	end    uint64 // of the pages in use
 	seen   []uint64
 	leaves bool // look at these too: all of the file is read
+
+	header [pageHeader]byte // of a leaf
 }
 
 // checkPages checks that the pages of every bucket form a tree.
@@ -95,7 +99,7 @@ func (p *pageChecker) check(id uint64, height int) error {
 	}
 	if height == 0 && !p.leaves && id < p.end {
 		p.seen[id/64] |= 1 << (id % 64)
-		return nil
+		return p.leaf(id)
 	}
 
 	page, err := p.read(id)
@@ -127,6 +131,20 @@ func (p *pageChecker) check(id uint64, height int) error {
 		}
 	}
 
+	return nil
+}
+
+// leaf returns an error in a small file if bbolt would take a page for a branch where it needs a leaf:
+// one of before, of which a write was lost, can lead back there. Any other damage bbolt meets itself.
+// In a large file that would take too long.
+func (p *pageChecker) leaf(id uint64) error {
+	if int64(p.end)*p.size > smallFile {
+		return nil
+	}
+	_, err := p.file.ReadAt(p.header[:], int64(id)*p.size)
+	if err == nil && binary.NativeEndian.Uint64(p.header[:]) == id && pageType(p.header[:]) != leafPage {
+		return badPage(id)
+	}
 	return nil
 }
 

@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -128,11 +129,12 @@ func (s *Store) Repair(ctx context.Context, place []byte, limit int) (next []byt
 	}
 
 	done := false
-	err = s.queue.Do(store.Patient(ctx), &call{part: func() (err error) {
-		done, err = s.rebuildPart(limit)
-		return err
+	var unknown error
+	err = s.queue.Do(store.Patient(ctx), &call{part: func() error {
+		done, unknown = s.rebuildPart(limit)
+		return nil
 	}})
-	if err != nil || done {
+	if err = cmp.Or(err, unknown); err != nil || done {
 		return nil, err
 	}
 	return place, nil
@@ -228,7 +230,8 @@ func (s *Store) runPart(c *call) {
 	c.wrote, g.w.wrote = true, true
 }
 
-// rebuildPart does the next part of a rebuild in the transaction of the group, or begins one.
+// rebuildPart does the next part of a rebuild in the transaction of the group, or begins one. If not
+// all rows can be known, it gives the rebuild up, and returns an error.
 func (s *Store) rebuildPart(limit int) (done bool, err error) {
 	w := &s.group.w
 	b := &w.rebuild
@@ -242,13 +245,18 @@ func (s *Store) rebuildPart(limit int) (done bool, err error) {
 	switch b.phase {
 	case rebuildRows:
 		var walked []byte
+		var read []func()
 		walked, err = eachRow(w.tx, b.kind, b.last, limit, func(kind store.Kind, id uuid.UUID, raw []byte) {
 			if r, err := decodeRow(raw); err == nil {
-				b.replace(kind, id, &row{}, &r)
+				read = append(read, func() { b.replace(kind, id, &row{}, &r) })
 			}
 		})
 		if err != nil {
+			w.giveUpRebuild()
 			return false, err
+		}
+		for _, replace := range read {
+			replace()
 		}
 		if walked == nil {
 			walked = []byte{0}
@@ -280,27 +288,47 @@ func (w *writer) beginRebuild() {
 // endRebuild puts the new indexes in the place of the former ones. All of these have been written
 // by transactions of before: bbolt moves what the file has.
 func (w *writer) endRebuild() {
-	spent, err := w.tx.CreateBucketIfNotExists(spentBucket)
-	check(err)
-	number, err := spent.NextSequence()
-	check(err)
-	former, err := spent.CreateBucket(binary.BigEndian.AppendUint64(nil, number))
-	check(err)
-
-	fresh := bucket(w.tx, rebuildBucket)
+	former, fresh := w.setAside(), bucket(w.tx, rebuildBucket)
 	for _, name := range indexNames {
 		check(w.tx.MoveBucket(name, nil, former))
 		check(w.tx.MoveBucket(name, fresh, nil))
 	}
-	check(w.tx.DeleteBucket(rebuildBucket))
-	meta := bucket(w.tx, metaBucket)
-	check(meta.Delete(rebuildKey))
-	check(meta.Put(formatKey, []byte{fileFormat}))
+	w.forgetRebuild()
 
 	w.kinds = w.kinds[:0]
 	for kind := range 256 { // an index may lead to other records now
 		w.kinds = append(w.kinds, store.Kind(kind))
 	}
+}
+
+// giveUpRebuild leaves the former indexes in their place. To free the new ones here would take as
+// long as they are large. They have not been written in this transaction: see endRebuild.
+func (w *writer) giveUpRebuild() {
+	unfinished, fresh := w.setAside(), bucket(w.tx, rebuildBucket)
+	for _, name := range indexNames {
+		check(w.tx.MoveBucket(name, fresh, unfinished))
+	}
+	w.forgetRebuild()
+	w.rebuild.under = false
+}
+
+// setAside returns a new bucket for indexes that nothing reads.
+func (w *writer) setAside() *bolt.Bucket {
+	spent, err := w.tx.CreateBucketIfNotExists(spentBucket)
+	check(err)
+	number, err := spent.NextSequence()
+	check(err)
+	b, err := spent.CreateBucket(binary.BigEndian.AppendUint64(nil, number))
+	check(err)
+	return b
+}
+
+// forgetRebuild ends a rebuild whose indexes were moved elsewhere.
+func (w *writer) forgetRebuild() {
+	check(w.tx.DeleteBucket(rebuildBucket))
+	meta := bucket(w.tx, metaBucket)
+	check(meta.Delete(rebuildKey))
+	check(meta.Put(formatKey, []byte{fileFormat}))
 }
 
 // An entry of an index leads to a row that cannot be read.

@@ -236,3 +236,51 @@ func TestRepairWithoutRows(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRepairGivenUp: rows that cannot be reached any more end a repair that is under way. The former
+// indexes stay in use, and the file gets its format back.
+func TestRepairGivenUp(t *testing.T) {
+	s, _ := openLogged(t)
+	if err := s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range 200 {
+			tx.Put(numbered(i))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	place := []byte{repairWrites} // of an earlier repair: this one begins without a look
+	if next, err := s.Repair(t.Context(), place, 20); err != nil || !bytes.Equal(next, place) {
+		t.Fatal(next, err)
+	}
+
+	name := rowsBucket(1)
+	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt(bytes.Repeat([]byte{0xff}, 64), int64(leafOf(t, s, name[:]))*int64(os.Getpagesize())+pageHeader)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if place, err = s.Repair(t.Context(), place, 20); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, store.ErrDamaged) {
+		t.Fatalf("Repair = %v", err)
+	}
+	if err := s.h.db.View(func(tx *bolt.Tx) error {
+		meta := tx.Bucket(metaBucket)
+		if tx.Bucket(rebuildBucket) != nil || meta.Get(formatKey)[0] != fileFormat || meta.Get(rebuildKey) != nil {
+			t.Error("the repair is still under way")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := s.Update(t.Context(), putOne(numbered(1000))); err != nil {
+		t.Error(err)
+	}
+}

@@ -8,13 +8,10 @@ import (
 	"github.com/cardvault/cardvault/store"
 )
 
-// A stray is an index entry whose row is missing or disagrees with it, left behind by a
-// lost row. Reads pass over it, and the writing goroutine mends it.
+// A stray is an index entry whose row is lost, cannot be read or disagrees with it. Reads report
+// it. The entry of a lost row stays: nothing else shows that there was one.
 type stray interface {
-	of() (kind store.Kind, index string)
-
-	// mend makes the indexes agree with the row, if they still do not.
-	mend(w *writer)
+	of() (store.Kind, store.Index)
 }
 
 const (
@@ -29,66 +26,30 @@ func (r *reader) pass(s stray) {
 	}
 }
 
-type strayDue struct {
-	key   dueKey
-	list  listKey
-	class uint8
+// A lostRow cannot be found or read where an index says that it is.
+type lostRow struct {
+	kind  store.Kind
+	index store.Index
 }
 
-func (s strayDue) of() (store.Kind, string) { return store.Kind(s.key[0]), "due" }
+func (s lostRow) of() (store.Kind, store.Index) { return s.kind, s.index }
+
+// A strayDue is the key of an entry whose row is due at another time. The writing goroutine mends
+// it, so that the row is due when it says so.
+type strayDue dueKey
+
+func (s strayDue) of() (store.Kind, store.Index) { return store.Kind(s[0]), store.IndexDue }
 
 func (s strayDue) mend(w *writer) {
-	kind, id := store.Kind(s.key[0]), uuid.UUID(s.key[9:])
+	kind, id := store.Kind(s[0]), uuid.UUID(s[9:])
 	r, ok := w.legible(kind, id)
-	if !ok {
+	if !ok || r.raw == nil {
 		return
 	}
-	if r.raw == nil && w.lister.has(s.list, id, s.class) {
-		w.lister.remove(s.list, id, s.class) // the entry in its list, which Due hid
-	}
-	old := row{hasDue: true, due: dueOfKey(s.key[:])}
+	old := row{hasDue: true, due: dueOfKey(s[:])}
 	w.setDue(kind, id, &old, &r)
 	w.wrote = true
 }
-
-type strayLookup struct {
-	kind store.Kind
-	hash []byte
-	id   uuid.UUID
-}
-
-func (s strayLookup) of() (store.Kind, string) { return s.kind, "lookup" }
-
-func (s strayLookup) mend(w *writer) {
-	if r, ok := w.legible(s.kind, s.id); ok && !r.hasLookup(s.hash) {
-		w.lookup.remove(append(appendLookupKey(nil, s.kind, s.hash), s.id[:]...))
-		w.wrote = true
-	}
-}
-
-// A strayEntry is one of the list of a parent.
-type strayEntry struct {
-	list  listKey
-	id    uuid.UUID
-	class uint8
-}
-
-func (s strayEntry) of() (store.Kind, string) { return store.Kind(s.list[17]), "list" }
-
-func (s strayEntry) mend(w *writer) {
-	kind := store.Kind(s.list[17])
-	r, ok := w.legible(kind, s.id)
-	if ok && (r.raw == nil || keyOfList(kind, r.account, r.parent) != s.list) && w.lister.has(s.list, s.id, s.class) {
-		w.lister.remove(s.list, s.id, s.class)
-		w.wrote = true
-	}
-}
-
-// An unreadable row is where an index says that it is. It is reported, and stays.
-type unreadable struct{ kind store.Kind }
-
-func (s unreadable) of() (store.Kind, string) { return s.kind, "due" }
-func (s unreadable) mend(*writer)             {}
 
 // legible returns a row, or an empty one if it is absent, and false if it cannot be read.
 func (w *writer) legible(kind store.Kind, id uuid.UUID) (row, bool) {
@@ -108,19 +69,19 @@ func (s *Store) passed(strays []stray) {
 	}
 
 	now := time.Now().UnixNano()
-	lost := false
+	var late []strayDue
 	for _, one := range strays {
 		kind, index := one.of()
-		if _, stays := one.(unreadable); !stays {
-			lost = true
+		if due, is := one.(strayDue); is {
+			late = append(late, due)
 		}
 		last := s.reported[kind].Load()
 		if now-last >= int64(reportPause) && s.reported[kind].CompareAndSwap(last, now) {
-			s.log.Error("an index names records that are lost or damaged; they are skipped", "index", index, "kind", kind)
+			s.log.Error("an index names records that are lost or damaged; repair the vault", "index", index, "kind", kind)
 		}
 	}
 
-	if !lost || now < s.mendAt.Load() || s.mending.Swap(true) {
+	if len(late) == 0 || now < s.mendAt.Load() || s.mending.Swap(true) {
 		return
 	}
 	answered := func(err error) {
@@ -131,13 +92,13 @@ func (s *Store) passed(strays []stray) {
 		s.mending.Store(false)
 	}
 
-	if !s.queue.Offer(&call{strays: strays}, answered) {
+	if !s.queue.Offer(&call{strays: late}, answered) {
 		s.mending.Store(false)
 	}
 }
 
-// mend makes the indexes agree with the rows.
-func (w *writer) mend(strays []stray) error {
+// mend makes the index of due rows agree with these.
+func (w *writer) mend(strays []strayDue) error {
 	return guarded(func() error {
 		for _, s := range strays {
 			s.mend(w)

@@ -145,14 +145,8 @@ func (r *reader) rowsOf(kind store.Kind, desc bool) finder {
 	return f
 }
 
-// find returns a row, one without raw for an id that has none.
-func (f *finder) find(id []byte) row {
-	found, err := f.read(id)
-	check(err)
-	return found
-}
-
-// read is find with the error of a row that is not in the format of rows.
+// read returns a row, one without raw for an id that has none, or the error of a row that is not in
+// the format of rows.
 func (f *finder) read(id []byte) (row, error) {
 	if f.cur == nil {
 		return row{}, nil
@@ -186,6 +180,9 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 	s := scan{list: keyOfList(q.Kind, q.Account, q.Parent), classes: q.Classes}
 	s.lapsed = r.lapsed(q, s.list)
 	s.init(bucket(r.tx, listsBucket))
+	if s.level == 0 {
+		r.mustLackList(s.list)
+	}
 
 	begin, end := int64(0), s.total()
 	if q.Min != uuid.Nil {
@@ -230,6 +227,70 @@ func (r *reader) List(q *store.Query) (list *store.List, err error) {
 		return nil, errLists
 	}
 	return list, nil
+}
+
+// A flipped bit in the key of an entry leaves it in its place on the page, where the search for the
+// right key ends. So a search that finds nothing looks at the entries on both sides. Either panics
+// with a failed if they are out of order, or if the row says that it should have been found.
+
+// besides returns the entries on both sides of a key that is not there.
+func besides(b *bolt.Bucket, key []byte) (keys, values [2][]byte) {
+	c := b.Cursor()
+	if keys[1], values[1] = c.Seek(key); keys[1] == nil {
+		keys[0], values[0] = c.Last()
+	} else {
+		keys[0], values[0] = c.Prev()
+	}
+	if keys[0] != nil && bytes.Compare(keys[0], key) >= 0 || keys[1] != nil && bytes.Compare(keys[1], key) <= 0 {
+		panic(failed{errIndex})
+	}
+	return keys, values
+}
+
+// mustLackList is called for a list that is not there.
+func (r *reader) mustLackList(list listKey) {
+	kind := store.Kind(list[17])
+	rows := r.rowsOf(kind, false)
+	keys, values := besides(bucket(r.tx, listsBucket), list[:])
+	for i, k := range keys {
+		switch {
+		case k == nil:
+			continue
+		case len(k) != len(nodeKey{}), k[0] != ofParent && k[0] != ofAccount:
+			panic(failed{errLists})
+		case k[18] != ^byte(1):
+			continue
+		}
+
+		_, entries := decodeNode(1, values[i], func(uint8, int64) {})
+		if entries.len() == 0 {
+			continue
+		}
+		id := entries.id(0)
+		if found, err := rows.read(id[:]); err == nil && found.listed() && keyOfList(kind, found.account, found.parent) == list {
+			panic(failed{errLists})
+		}
+	}
+}
+
+// mustLackHash is called for a hash by which nothing is found.
+func (r *reader) mustLackHash(kind store.Kind, hash []byte) {
+	if len(hash) > store.MaxLookup {
+		return
+	}
+	rows := r.rowsOf(kind, false)
+	keys, _ := besides(bucket(r.tx, lookupBucket), appendLookupKey(make([]byte, 0, 2+store.MaxLookup), kind, hash))
+	for _, k := range keys {
+		switch {
+		case k == nil:
+			continue
+		case len(k) < 2+16 || len(k) != 2+int(k[1])+16:
+			panic(failed{errIndex})
+		}
+		if found, err := rows.read(k[len(k)-16:]); err == nil && found.hasLookup(hash) {
+			panic(failed{errIndex})
+		}
+	}
 }
 
 // lapsed returns, in order, the ids of a list that q.Live leaves out.
@@ -294,8 +355,11 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		shared++
 		return shared <= store.MaxShared
 	})
-	if shared > store.MaxShared {
+	switch {
+	case shared > store.MaxShared:
 		panic(failed{store.ErrTooMany})
+	case shared == 0:
+		r.mustLackHash(q.Kind, q.Lookup)
 	}
 
 	var ids []uuid.UUID
@@ -307,11 +371,12 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 		}
 		found, err := rows.read(key)
 		if err != nil {
-			ids = append(ids, id) // of the hash, and so perhaps of the list
+			ids = append(ids, id) // of the hash, and so perhaps of the list: this holds for a lost row, too
 			return true
 		}
 		if found.raw == nil || !found.hasLookup(q.Lookup) {
-			r.pass(strayLookup{q.Kind, bytes.Clone(q.Lookup), id})
+			r.pass(lostRow{q.Kind, store.IndexLookup})
+			ids = append(ids, id)
 			return true
 		}
 		if keyOfList(q.Kind, found.account, found.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
@@ -333,7 +398,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
 		found, err := rows.read(id[:])
 		rec := &store.Record{Kind: q.Kind, ID: id, Account: q.Account, Parent: q.Parent}
-		if err == nil {
+		if err == nil && found.hasLookup(q.Lookup) {
 			rec = found.record(q.Kind, id, false)
 		}
 		list.Records = append(list.Records, rec)
@@ -350,16 +415,20 @@ func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.
 	}
 	rows := r.rowsOf(kind, false)
 	r.eachLookup(kind, hash, func(key []byte) bool {
-		found := rows.find(key)
-		if found.raw == nil || !found.hasLookup(hash) {
-			r.pass(strayLookup{kind, bytes.Clone(hash), uuid.UUID(key)})
+		found, unread := rows.read(key)
+		if unread != nil || found.raw == nil || !found.hasLookup(hash) {
+			r.pass(lostRow{kind, store.IndexLookup})
+			err = errIndex
 			return true
 		}
 		recs = append(recs, found.record(kind, uuid.UUID(key), true))
 		return len(recs) < limit
 	})
+	if recs == nil && err == nil {
+		r.mustLackHash(kind, hash)
+	}
 
-	return recs, nil
+	return recs, err
 }
 
 func (r *reader) Due(kind store.Kind, shards store.Shards, until time.Time, limit int) (recs []*store.Record, err error) {
@@ -383,7 +452,6 @@ func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Tim
 	name := rowsBucket(kind)
 	rows := r.tx.Bucket(name[:])
 	r.eachDue(kind, until, func(k, v []byte) bool {
-		s := strayDue{dueKey(k), listOfDue(kind, v), v[17]}
 		id := uuid.UUID(k[9:])
 		if !shards.Has(store.ShardOf(id)) {
 			return true
@@ -392,19 +460,14 @@ func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Tim
 		if rows != nil {
 			raw = rows.Get(id[:])
 		}
-		if raw == nil {
-			r.pass(s)
-			return true
-		}
-
-		found, err := decodeRow(raw)
+		found, err := decodeRow(raw) // an absent one is not in the format either
 		if err != nil {
-			r.pass(unreadable{kind})
+			r.pass(lostRow{kind, store.IndexDue})
 			return true
 		}
 		agrees := found.hasDue && found.due == dueOfKey(k)
-		if !agrees || found.class != s.class || keyOfList(kind, found.account, found.parent) != s.list {
-			r.pass(s)
+		if !agrees || found.class != v[17] || keyOfList(kind, found.account, found.parent) != listOfDue(kind, v) {
+			r.pass(strayDue(k))
 		}
 		return !agrees || f(id, &found)
 	})
@@ -491,7 +554,7 @@ func (r *reader) Children(parent uuid.UUID, limit int) (keys []store.Key, err er
 				}
 				// A row that cannot be read exists, and can be deleted.
 				if found, err := decodeRow(raw); raw == nil || err == nil && found.parent != parent {
-					r.pass(strayEntry{list, id, entries.class(i)})
+					r.pass(lostRow{kind, store.IndexList})
 					continue
 				}
 				if keys = append(keys, store.Key{Kind: kind, ID: id}); len(keys) == limit {

@@ -23,7 +23,7 @@ import (
 type call struct {
 	queue.Call
 	fn     func(store.Tx) error
-	strays []stray      // to mend, instead of fn
+	strays []strayDue   // to mend, instead of fn
 	part   func() error // of a rebuild, instead of fn
 	wrote  bool         // has writes in the open transaction
 	tx     updater

@@ -25,8 +25,8 @@ const maxPlace = 2 + 2 + 16 + store.MaxLookup
 
 // checkStatements are the texts that compare tables, and mend them.
 type checkStatements struct {
-	records, lookups, counts  string
-	on, off, recount, uncount string
+	records, lookups, counts             string
+	on, off, recount, uncount, unleveled string
 }
 
 const isReadable = `"cardvault".readable(r.class, coalesce(r.due, pg_catalog.now()), r.lookup)`
@@ -93,7 +93,21 @@ func checkStatementsOf(schema string, part int) checkStatements {
 					UNION ALL SELECT c.class, pg_catalog.sum(c.n)::bigint FROM "cardvault".counts c
 						WHERE p.level = 2 AND ` + ofBlock + ` AND c.level = 1 AND c.class <> 0 AND c.first >= p.first AND c.first < p.next
 						GROUP BY c.class HAVING pg_catalog.sum(c.n) <> 0) AS e`,
-		uncount: `DELETE FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3`,
+		// The last blocks of a list become one that counts nothing. What is before them counts as it did.
+		uncount: `WITH x AS MATERIALIZED (SELECT coalesce((SELECT e.first FROM (
+				SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3 AND c.level = 1 ORDER BY c.first DESC LIMIT $4
+				) AS e ORDER BY e.first LIMIT 1), '00000000-0000-0000-0000-000000000000'::pg_catalog.uuid) AS first
+			), last AS MATERIALIZED (SELECT l.level, b.first FROM x CROSS JOIN (VALUES (1::smallint), (2::smallint)) AS l(level) CROSS JOIN LATERAL (
+				SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+					AND c.level = l.level AND c.first < x.first ORDER BY c.first DESC LIMIT 1) AS b
+			), counted AS (
+				DELETE FROM "cardvault".counts c USING last l WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+					AND c.level = l.level AND c.first = l.first AND c.class <> 0
+			)
+			DELETE FROM "cardvault".counts c USING x WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+				AND (c.level = 1 OR c.level = 2) AND c.first >= x.first`,
+		unleveled: `DELETE FROM "cardvault".counts c WHERE c.ctid = ANY (ARRAY(SELECT d.ctid FROM "cardvault".counts d
+			WHERE d.scope = $1 AND d.child = $2 AND d.kind = $3 AND (d.level < 1 OR d.level > 2) LIMIT $4))`,
 	}
 	if part != whole {
 		s.records = strings.Replace(s.records, "l.id = r.id", "l.id = r.id AND l.account = r.account", 1)
@@ -101,7 +115,7 @@ func checkStatementsOf(schema string, part int) checkStatements {
 		s.on = strings.Replace(strings.Replace(s.on, "(kind, hash, id)", "(kind, hash, id, account)", 1), "k.id\n", "k.id, r.account\n", 1)
 		s.off = strings.Replace(s.off, "r.id = l.id", "r.id = l.id AND r.account = l.account", 1)
 	}
-	for _, text := range []*string{&s.records, &s.lookups, &s.counts, &s.on, &s.off, &s.recount, &s.uncount} {
+	for _, text := range []*string{&s.records, &s.lookups, &s.counts, &s.on, &s.off, &s.recount, &s.uncount, &s.unleveled} {
 		*text = in(schema, builtIn(strings.ReplaceAll(inPartition(*text, part), " >= ", " OPERATOR(pg_catalog.>=) ")))
 	}
 	return s

@@ -8,9 +8,11 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/pgstore"
 )
 
 // checked returns what Check finds, in pieces.
@@ -40,7 +42,8 @@ func TestCheck(t *testing.T) {
 	for _, with := range []struct {
 		partitions, records int
 		runs                bool // there is a block of level 2 besides the last
-	}{{0, 33_500, true}, {0, 1000, false}, {2, 1000, false}} {
+		step                int  // records and entries of a transaction
+	}{{0, 33_500, true, 400}, {0, 1000, false, 20_000}, {2, 1000, false, 20_000}} {
 		partitions, n := with.partitions, with.records
 		p := pool(t, postgres.Get(t).URL("postgres"))
 		name := divided(t, p, partitions)
@@ -127,18 +130,39 @@ func TestCheck(t *testing.T) {
 			if !named {
 				t.Errorf("%s: found %v", damage.what, found)
 			}
-			var place []byte
-			for step := 0; step == 0 || place != nil; step++ {
-				var err error
-				if place, err = s.Repair(t.Context(), place, 20_000); err != nil {
-					t.Fatalf("%s: Repair = %v", damage.what, err)
-				}
-			}
+			repaired(t, s, p, name, with.step)
 			if found := checked(t, s, 20_000); len(found) > 0 {
 				t.Errorf("%s: after Repair: %v", damage.what, found)
 			}
 			compare(damage.what)
 			arranged(t, p, name, min(100, n/128-2))
+		}
+	}
+}
+
+// repaired has a store repair itself, and checks that no transaction takes more counts from a list than
+// limit says: those of a last block and a last run may be added.
+func repaired(t *testing.T, s *pgstore.Store, p *pgxpool.Pool, name string, limit int) {
+	t.Helper()
+	counts := func() (n int) {
+		t.Helper()
+		if err := p.QueryRow(t.Context(), "SELECT count(*) FROM "+pgx.Identifier{name}.Sanitize()+".counts").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var place []byte
+	for step := 0; step == 0 || place != nil; step++ {
+		var err error
+		before := counts()
+		if place, err = s.Repair(t.Context(), place, limit); err != nil {
+			t.Fatalf("Repair = %v", err)
+		}
+		if gone := before - counts(); gone > limit+limit/8+64 {
+			t.Fatalf("a transaction takes %d counts, more than %d", gone, limit)
+		}
+		if step == 5000 {
+			t.Fatal("Repair does not end")
 		}
 	}
 }

@@ -15,7 +15,8 @@ const mendTimeouts = `SELECT pg_catalog.set_config('statement_timeout', '5s', tr
 
 // Repair implements [store.Repairer]. It compares as Check does, without a lock, and mends the
 // rows that do not agree in a transaction for which all others of the vault wait. What is not
-// damaged is not written. A list whose blocks are damaged is one block for a while, so its pages take longer.
+// damaged is not written. The blocks of a list that are not where they may be are taken from it, from
+// its end on, by about limit rows at a time: the list is one block for a while, and its pages take longer.
 func (s *Store) Repair(ctx context.Context, place []byte, limit int) (next []byte, err error) {
 	var p *piece
 	err = s.View(ctx, func(tx store.ReadTx) (err error) {
@@ -31,10 +32,14 @@ func (s *Store) Repair(ctx context.Context, place []byte, limit int) (next []byt
 	if s.closed {
 		return nil, store.ErrClosed
 	}
-	if b := s.mends(p); b.Len() > 0 {
-		return next, s.mend(ctx, b)
+	b, further := s.mends(p, max(1, limit))
+	if further {
+		next = place
 	}
-	return next, nil
+	if b.Len() > 0 {
+		err = s.mend(ctx, b)
+	}
+	return next, err
 }
 
 // readerOf returns the reader of a View.
@@ -45,9 +50,11 @@ func readerOf(tx store.ReadTx) *reader {
 	return tx.(*reader)
 }
 
-// mends returns the statements that mend a piece.
-func (s *Store) mends(p *piece) *pgx.Batch {
-	b, sql := new(pgx.Batch), s.server.checkOf(int(p.part))
+// mends returns the statements that mend a piece, and whether to look at it once more: then a part
+// of a list is mended.
+func (s *Store) mends(p *piece, limit int) (b *pgx.Batch, further bool) {
+	b = new(pgx.Batch)
+	sql := s.server.checkOf(int(p.part))
 	var kinds []int16
 	var hashes, lookups [][]byte
 	var ids []pgtype.UUID
@@ -68,7 +75,9 @@ func (s *Store) mends(p *piece) *pgx.Batch {
 			add(l, l.hash)
 		case l.fault == store.FaultOrder && l.shape && !uncounted[l.list]:
 			uncounted[l.list] = true
-			b.Queue(sql.uncount, scope, l.list.child, l.kind)
+			b.Queue(sql.uncount, scope, l.list.child, l.kind, count(limit))
+			b.Queue(sql.unleveled, scope, l.list.child, l.kind, count(limit))
+			further = true
 			s.memory.lists.note(listKey{kind: l.list.kind, child: l.list.child, part: p.part, scope: l.list.scope}, uuid.Nil)
 		case l.fault == store.FaultOrder && !uncounted[l.list]:
 			b.Queue(sql.recount, scope, l.list.child, l.kind, l.level, first)
@@ -85,7 +94,7 @@ func (s *Store) mends(p *piece) *pgx.Batch {
 	default:
 		b.Queue(sql.off, kinds, hashes, ids, lookups)
 	}
-	return b
+	return b, further
 }
 
 // mend runs sql while no other transaction of the vault writes.

@@ -161,6 +161,9 @@ func replacesDamaged(s *stand, open store.Store) {
 	view(s, open, func(tx store.ReadTx) error {
 		hits, err := tx.Lookup(kindA, []byte("h"), 9)
 		is(s, "Lookup after a damaged record was deleted", hits, 3)
+		if errors.Is(err, store.ErrDamaged) {
+			err = nil // the hash still leads to it, until a repair
+		}
 		return err
 	})
 

@@ -1,0 +1,376 @@
+package cardvault_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/network"
+)
+
+// A furnished vault is a closed one, on bbolt, with records of most kinds, and what calls answer that
+// read each of them.
+type furnished struct {
+	t         *testing.T
+	dir       string
+	opts      cardvault.Options
+	file, old []byte // the file, and as it was some changes before
+
+	questions []question
+	right     []string
+}
+
+// A question reads a record, a list, or what a hash leads to.
+type question struct {
+	name string
+	ask  func(context.Context, *cardvault.Vault) (any, error)
+}
+
+func (f *furnished) open() (*cardvault.Vault, error) {
+	return cardvault.Open(f.t.Context(), f.dir, mustKeyBytes(f.t, make([]byte, cardvault.KeySize)), &f.opts)
+}
+
+func (f *furnished) path() string { return filepath.Join(f.dir, "cardvault.db") }
+
+// read closes a vault, and returns its file.
+func (f *furnished) read(v *cardvault.Vault) []byte {
+	f.t.Helper()
+	f.must(v.Close())
+	file, err := os.ReadFile(f.path())
+	f.must(err)
+	return file
+}
+
+func (f *furnished) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// ask adds a question that reads in one account; zero is the default account.
+func (f *furnished) ask(account uuid.UUID, name string, ask func(context.Context, *cardvault.Vault) (any, error)) {
+	f.questions = append(f.questions, question{name, func(ctx context.Context, v *cardvault.Vault) (any, error) {
+		if account != uuid.Nil {
+			v = v.In(account)
+		}
+		return ask(ctx, v)
+	}})
+}
+
+const furnishedTokens = 80 // of the account that has most
+
+// furnish makes the vault, and copies its file twice.
+func furnish(t *testing.T) *furnished {
+	t.Helper()
+	f := &furnished{t: t, dir: filepath.Join(t.TempDir(), "vault")}
+	net := &scripted{images: map[string][]byte{"gold": png(3000)}, like: network.Token{Art: "gold"}}
+	f.opts = cardvault.Options{
+		Mode: cardvault.Sandbox, Network: tillNetwork{net, new(till)}, Webhooks: &post{t: t}, Purposes: []string{"test"},
+		BaseURL: "https://vault.example", Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	audited := f.opts
+	audited.Audit = new(cardvault.AuditOptions)
+	v, err := cardvault.Open(t.Context(), f.dir, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &audited)
+	f.must(err)
+	account, err := v.CreateAccount(t.Context(), "second", &cardvault.AccountOptions{NetworkTokensActive: new(true)})
+	f.must(err)
+
+	f.manage(v, uuid.Nil)
+	f.manage(v.In(account.ID), account.ID)
+	first := f.tokens(v.In(account.ID), account.ID, furnishedTokens/2)
+	f.tokens(v, uuid.Nil, 20)
+	f.must(v.Drain(t.Context()))
+	f.old = f.read(v)
+
+	time.Sleep(time.Minute)
+	v, err = cardvault.Open(t.Context(), f.dir, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &audited)
+	f.must(err)
+	second := v.In(account.ID)
+	tokens := append(first, f.tokens(second, account.ID, furnishedTokens/2)...)
+	for range 2 {
+		f.must(v.Drain(t.Context()))
+		time.Sleep(time.Minute)
+	}
+	f.pay(second, account.ID, tokens[1], tokens[furnishedTokens-1])
+	for i, id := range tokens {
+		switch i % 10 {
+		case 7:
+			f.must(second.Delete(t.Context(), id))
+		case 8:
+			_, err := second.Update(t.Context(), id, cardvault.TokenUpdate{Expiry: &card.Expiry{Month: 5, Year: 2031}})
+			f.must(err)
+		}
+	}
+	f.must(v.Drain(t.Context()))
+	f.file = f.read(v)
+
+	v, err = f.open()
+	f.must(err)
+	for _, q := range f.questions {
+		text, _ := answer(q, v) // some tokens were deleted
+		f.right = append(f.right, text)
+	}
+	report, err := v.Verify(t.Context(), nil)
+	if err != nil || len(report.Problems) > 0 {
+		t.Fatalf("the vault is damaged before: %v, %s", err, counts(report.Problems))
+	}
+	f.must(v.Close())
+	return f
+}
+
+// answer returns what a question is answered, as text, and whether the answer says that data is damaged.
+func answer(q question, v *cardvault.Vault) (text string, told bool) {
+	got, err := q.ask(context.Background(), v)
+	if err != nil {
+		return fmt.Sprintf("error %v", err), tellsDamage(err)
+	}
+	b, err := json.Marshal(got)
+	if err != nil {
+		b = fmt.Append(nil, err)
+	}
+	return string(b), false
+}
+
+// manage makes what belongs to an account beside tokens.
+func (f *furnished) manage(v *cardvault.Vault, account uuid.UUID) {
+	ctx := f.t.Context()
+	f.ask(account, "account", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Account(ctx) })
+	f.ask(account, "accounts", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListAccounts(ctx, nil) })
+	primary, err := v.PrimaryMerchant(ctx)
+	f.must(err)
+	_, err = v.RotatePaymentSecret(ctx, primary.ID, nil)
+	f.must(err)
+	f.ask(account, "primary merchant", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.PrimaryMerchant(ctx) })
+	for n := range 3 {
+		key, err := v.CreateAPIKey(ctx, "key", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
+		f.must(err)
+		merchant, err := v.CreateMerchant(ctx, fmt.Sprint("shop ", n), nil)
+		f.must(err)
+		session, err := v.CreateSession(ctx, &cardvault.SessionOptions{BusinessKey: "of a session"})
+		f.must(err)
+		f.ask(account, "API key", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.APIKey(ctx, key.ID) })
+		f.ask(account, "text of API key", func(ctx context.Context, v *cardvault.Vault) (any, error) {
+			return v.Authenticate(ctx, key.Text.Text())
+		})
+		f.ask(account, "merchant", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Merchant(ctx, merchant.ID) })
+		f.ask(account, "session", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.SessionStatus(ctx, session.ID) })
+	}
+	hook, err := v.CreateWebhook(ctx, url, nil)
+	f.must(err)
+	f.ask(account, "webhook", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Webhook(ctx, hook.ID) })
+	f.ask(account, "deliveries", func(ctx context.Context, v *cardvault.Vault) (any, error) {
+		return v.ListDeliveries(ctx, hook.ID, &cardvault.ListOptions{Limit: cardvault.MaxLimit})
+	})
+	f.ask(account, "API keys", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListAPIKeys(ctx, nil) })
+	f.ask(account, "merchants", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListMerchants(ctx, nil) })
+	f.ask(account, "webhooks", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.ListWebhooks(ctx, nil) })
+	for _, o := range []*cardvault.TokenListOptions{
+		{Limit: cardvault.MaxLimit}, {Limit: 20, Page: 2, Ascending: true}, {Scheme: []card.Scheme{card.VISA}, Limit: cardvault.MaxLimit},
+	} {
+		f.ask(account, "tokens", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.List(ctx, o) })
+	}
+}
+
+// tokens imports cards.
+func (f *furnished) tokens(v *cardvault.Vault, account uuid.UUID, n int) (ids []uuid.UUID) {
+	for i := range n {
+		o := new(cardvault.ImportOptions)
+		if i%3 == 0 {
+			o.BusinessKey = fmt.Sprint("order ", f.t.Name(), len(f.questions))
+			f.ask(account, "token by business key", func(ctx context.Context, v *cardvault.Vault) (any, error) {
+				return v.List(ctx, &cardvault.TokenListOptions{BusinessKey: o.BusinessKey})
+			})
+		}
+		if i%5 == 0 {
+			o.TokenTTL = time.Hour
+		}
+		if i%7 == 0 {
+			o.IdempotencyKey = uuid.NewString()
+		}
+		token, err := v.Import(f.t.Context(), cardvault.Card{PAN: card.NewPAN([]byte(resealed(i))), Expiry: visa.Expiry, Name: visa.Name}, o)
+		f.must(err)
+		ids = append(ids, token.ID)
+		f.ask(account, "token", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.Get(ctx, token.ID) })
+		f.ask(account, "card", func(ctx context.Context, v *cardvault.Vault) (sum any, err error) {
+			err = v.Use(ctx, token.ID, "test", func(_ context.Context, c *cardvault.UsedCard) error {
+				c.PAN.Expose(func(digits []byte) { sum = sha256.Sum256(digits) })
+				return nil
+			})
+			return sum, err
+		})
+	}
+	return ids
+}
+
+// pay asks for payment data of tokens, of which the first has some.
+func (f *furnished) pay(v *cardvault.Vault, account uuid.UUID, tokens ...uuid.UUID) {
+	for i, id := range tokens {
+		for range 20 / (1 + 9*i) {
+			p, err := v.RequestPaymentData(f.t.Context(), id, purchase)
+			f.must(err)
+			f.ask(account, "payment data", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.PaymentData(ctx, id, p.ID) })
+		}
+		f.ask(account, "payment data of a token", func(ctx context.Context, v *cardvault.Vault) (any, error) {
+			return v.ListPaymentData(ctx, id, &cardvault.ListOptions{Limit: cardvault.MaxLimit})
+		})
+		token, err := v.Get(f.t.Context(), id)
+		f.must(err)
+		art, err := uuid.Parse(token.CardArtURL[max(0, len(token.CardArtURL)-36):])
+		f.must(err)
+		f.ask(account, "card art", func(ctx context.Context, v *cardvault.Vault) (any, error) { return v.CardArt(ctx, art) })
+	}
+}
+
+const filePage = 4096
+
+// damages are what can happen to a file, each from its whole content.
+var damages = []struct {
+	name   string
+	damage func(f *furnished, file []byte, random *rand.Rand) []byte
+}{
+	{"bit", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+		file[random.IntN(len(file))] ^= 1 << random.IntN(8)
+		return file
+	}},
+	{"zeroed page", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+		clear(pageOf(file, random))
+		return file
+	}},
+	{"swapped pages", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+		a, b := pageOf(file, random), pageOf(file, random)
+		kept := bytes.Clone(a)
+		copy(a, b)
+		copy(b, kept)
+		return file
+	}},
+	{"torn page", func(f *furnished, file []byte, random *rand.Rand) []byte {
+		page := random.IntN(len(file) / filePage)
+		at := page*filePage + 512*(1+random.IntN(filePage/512-1))
+		clear(file[at : (page+1)*filePage])
+		if len(f.old) > at {
+			copy(file[at:(page+1)*filePage], f.old[at:])
+		}
+		return file
+	}},
+	{"truncated", func(_ *furnished, file []byte, random *rand.Rand) []byte { return file[:random.IntN(len(file))] }},
+	{"old page", func(f *furnished, file []byte, random *rand.Rand) []byte {
+		page := random.IntN(min(len(file), len(f.old)) / filePage)
+		copy(file[page*filePage:(page+1)*filePage], f.old[page*filePage:])
+		return file
+	}},
+}
+
+func pageOf(file []byte, random *rand.Rand) []byte {
+	page := random.IntN(len(file) / filePage)
+	return file[page*filePage : (page+1)*filePage]
+}
+
+// A toll counts what damaged files have done.
+type toll struct {
+	files, refused, harmless, failed int
+	verified                         int // with wrong answers, and Verify names damage
+	silent                           int // with wrong answers, and nothing says so
+	wrong                            map[string]int
+}
+
+// TestDamagedFiles: whatever is damaged in the file of a vault, each answer is right or says that data is
+// damaged, and what an answer cannot show Verify does. Nothing panics or hangs. FAULTS times five is the
+// number of files.
+func TestDamagedFiles(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f := furnish(t)
+		used := len(bytes.TrimRight(f.file, "\x00"))
+		used += filePage - 1 - (used-1)%filePage
+		tolls := map[string]*toll{}
+		for n := range 5 * kills(20) {
+			d := damages[n%len(damages)]
+			random := rand.New(rand.NewPCG(25, uint64(n)))
+			file, size := bytes.Clone(f.file[:used]), len(f.file)
+			if file = d.damage(f, file, random); len(file) < used {
+				size = len(file)
+			}
+			if tolls[d.name] == nil {
+				tolls[d.name] = &toll{wrong: map[string]int{}}
+			}
+			f.must(errors.Join(os.WriteFile(f.path(), file, 0o600), os.Truncate(f.path(), int64(size))))
+			f.try(n, d.name, tolls[d.name])
+		}
+		for _, d := range damages {
+			if one := tolls[d.name]; one != nil {
+				t.Logf("%-14s %d files: %d not opened, %d harmless, %d answered with errors, %d wrong and found by Verify, %d silently wrong %v",
+					d.name, one.files, one.refused, one.harmless, one.failed, one.verified, one.silent, one.wrong)
+			}
+		}
+	})
+}
+
+// try opens a damaged file, and asks all questions.
+func (f *furnished) try(n int, name string, to *toll) {
+	f.t.Helper()
+	to.files++
+	v, err := f.open()
+	if err != nil {
+		to.refused++
+		if !tellsDamage(err) {
+			f.t.Errorf("file %d, %s: not opened: %v", n, name, err)
+		}
+		return
+	}
+	var wrong []string
+	told := false
+	for i, q := range f.questions {
+		switch got, tells := answer(q, v); {
+		case got == f.right[i]:
+		case tells:
+			told = true
+		default:
+			wrong = append(wrong, fmt.Sprintf("%s: %.300s, want %.300s", q.name, got, f.right[i]))
+			to.wrong[q.name]++
+		}
+	}
+	report, err := v.Verify(f.t.Context(), nil)
+	found := err != nil || len(report.Problems) > 0
+	if err := v.Close(); err != nil && !tellsDamage(err) {
+		f.t.Errorf("file %d, %s: not closed: %v", n, name, err)
+	}
+	switch {
+	case len(wrong) > 0 && found:
+		to.verified++
+		f.t.Logf("file %d, %s: Verify alone finds it (%s): %d wrong, %s", n, name, counts(report.Problems), len(wrong), wrong[0])
+	case len(wrong) > 0:
+		to.silent++
+		f.t.Logf("file %d, %s: SILENT %d wrong: %s", n, name, len(wrong), strings.Join(wrong[:min(3, len(wrong))], "\n"))
+	case told:
+		to.failed++
+	default:
+		to.harmless++
+		if found {
+			to.failed++
+			to.harmless--
+		}
+	}
+}
+
+// tellsDamage reports whether an error is one of damage.
+func tellsDamage(err error) bool {
+	return slices.ContainsFunc([]error{cardvault.ErrDamaged, cardvault.ErrFormat, cardvault.ErrUnavailable, cardvault.ErrOutcomeUnknown},
+		func(damage error) bool { return errors.Is(err, damage) })
+}
