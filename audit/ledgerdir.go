@@ -134,7 +134,7 @@ func (g *ledgerLog) add(export []byte) error {
 	}
 	_, err = f.Write(export)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		_ = os.Truncate(g.file, g.size) // what it leaves counts for nothing
+		_ = os.Truncate(g.file, g.size) // a rest counts for nothing
 		g.file = ""
 	}
 	return err
@@ -162,7 +162,7 @@ func (l *LedgerDir) begin(log *ledgerLog, of logOf, p *Part) error {
 		err = errors.Join(err, syncDir(dir))
 	}
 	if err != nil {
-		_ = os.Remove(path) // what it leaves counts for nothing
+		_ = os.Remove(path) // a rest counts for nothing
 		return err
 	}
 	log.file, log.size = path, 0
@@ -186,6 +186,7 @@ func (l *LedgerDir) Last(ctx context.Context, vault, account uuid.UUID) (last Ma
 	if _, err := os.Stat(l.path); err != nil {
 		return last, err
 	}
+
 	folder := l.folder(logOf{vault, account})
 	files, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -244,12 +245,12 @@ var beginsPart, endsPart, beginsCheckpoint = []byte(`{"export":`), []byte(`{"end
 // spansOf returns where parts are in a text, from a line that begins one to the next that ends one.
 func spansOf(text []byte) (all []textSpan) {
 	from, at := -1, 0
-	for line := range bytes.Lines(text) {
-		if bytes.HasPrefix(line, beginsPart) {
+	for row := range bytes.Lines(text) {
+		if bytes.HasPrefix(row, beginsPart) {
 			from = at
 		}
-		at += len(line)
-		if from >= 0 && bytes.HasPrefix(line, endsPart) && line[len(line)-1] == '\n' {
+		at += len(row)
+		if from >= 0 && bytes.HasPrefix(row, endsPart) && row[len(row)-1] == '\n' {
 			all = append(all, textSpan{from, at})
 			from = -1
 		}
@@ -333,8 +334,8 @@ func readLedgerFile(path string) ([]byte, error) {
 	return text, err
 }
 
-// finished returns the parts of a file up to the last whole one. What is between two of them belongs
-// to the second, which is no export then.
+// finished returns the parts of a file up to the last whole one. Text between two of them belongs to
+// the second, which Verify refuses then.
 func finished(text []byte) []textSpan {
 	all := spansOf(text)
 	for len(all) > 0 && !wholePart(text[all[len(all)-1].from:all[len(all)-1].to]) {

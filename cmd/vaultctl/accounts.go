@@ -292,7 +292,7 @@ func (c *cli) apiKeyCreate() *cobra.Command {
 		c.note("API key %s. It is shown only here.", k.ID)
 		shown := keyObject(k)
 		shown["api_key"] = k.Text.Text()
-		if err := c.show(shown, k.Text.Text()+"\n"); err != nil { // nobody has its text
+		if err := c.show(shown, k.Text.Text()+"\n"); err != nil { // its text is lost
 			return errors.Join(err, v.DeleteAPIKey(context.WithoutCancel(ctx), account, k.ID))
 		}
 		return nil

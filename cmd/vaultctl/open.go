@@ -89,8 +89,8 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 	return v, err
 }
 
-// auditOptions returns the options of the audit log. Without a ledger here, that of the server has
-// the records once it works again.
+// auditOptions returns the options of the audit log. Without --ledger the server's ledger has the
+// records once a server works again.
 func (c *cli) auditOptions() *cardvault.AuditOptions {
 	o := &cardvault.AuditOptions{Failure: c.auditFailure}
 	if c.ledger != "" {

@@ -18,6 +18,7 @@ func (c *cli) either(do func(context.Context, operator.Vault) error) func(*cobra
 		if err := c.checkPlace(); err != nil {
 			return err
 		}
+
 		if c.vault != "" {
 			server, err := operator.Dial(cmd.Context(), c.vault)
 			if err == nil {

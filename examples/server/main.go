@@ -133,11 +133,8 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, around.Close()) }()
 
-	options := around.Vault()
-	if options.Audit.Ledger, err = openLedger(c); err != nil {
-		return err
-	}
-	if err := instrument(options); err != nil {
+	options, err := vaultOptions(around, c)
+	if err != nil {
 		return err
 	}
 
@@ -165,6 +162,15 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		credentials.Announce(stdout, file)
 		return nil
 	})
+}
+
+// vaultOptions returns the options of the vault.
+func vaultOptions(around *sandbox.Sandbox, c config) (options *cardvault.Options, err error) {
+	options = around.Vault()
+	if options.Audit.Ledger, err = openLedger(c); err != nil {
+		return nil, err
+	}
+	return options, instrument(options)
 }
 
 // openLedger returns the ledger of the audit log. A folder of its own that is missing is an error: its

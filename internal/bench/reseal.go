@@ -20,7 +20,7 @@ import (
 func (b *bench) reseals(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
-	r, err := b.newResealed(ctx, &open)
+	r, err := b.newResealed(ctx, &open, "reseal.db")
 	if err != nil {
 		return err
 	}
@@ -70,11 +70,11 @@ type resealing struct {
 	ended  chan error
 }
 
-func (b *bench) newResealed(ctx context.Context, open *closers) (r *resealing, err error) {
+func (b *bench) newResealed(ctx context.Context, open *closers, file string) (r *resealing, err error) {
 	if err := b.loadKeys(); err != nil {
 		return nil, err
 	}
-	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "reseal.db"), nil)
+	s, err := boltstore.Open(ctx, filepath.Join(b.dir, file), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -156,6 +156,7 @@ func (to reply) take(kind byte, content []byte) error {
 		return to.progress(content)
 	case kind == frameResult && to.result != nil:
 		return json.Unmarshal(content, to.result)
+
 	case kind == frameError:
 		f := new(failure)
 		if err := json.Unmarshal(content, f); err != nil {

@@ -127,7 +127,7 @@ type answer struct {
 }
 
 // answers makes a call, and writes its result.
-func (a *answer) answers(ctx context.Context, call call, v Vault, req *request) error {
+func (a *answer) answers(ctx context.Context, call method, v Vault, req *request) error {
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -147,7 +147,7 @@ func (a *answer) answers(ctx context.Context, call call, v Vault, req *request) 
 	if failed == nil {
 		failed = a.frame(frameResult, text)
 	}
-	if made, ok := result.(*madeKey); ok && failed != nil { // nobody has its text
+	if made, ok := result.(*madeKey); ok && failed != nil { // its text is lost
 		failed = errors.Join(failed, v.DeleteAPIKey(context.WithoutCancel(ctx), req.Account, made.Key.ID))
 	}
 	return errors.Join(err, failed)
@@ -251,11 +251,11 @@ func (a *answer) progress(at any) {
 	}
 }
 
-// A call returns its result, which may come with an error.
-type call func(context.Context, Vault, *request, *answer) (any, error)
+// A method returns the result of a call, which may come with an error.
+type method func(context.Context, Vault, *request, *answer) (any, error)
 
 // calls are the calls that are safe while a server works.
-var calls = map[string]call{
+var calls = map[string]method{
 	"report": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
 		return given(v.KeyReport(ctx))
 	},
