@@ -72,8 +72,11 @@ var errNoVault = errors.New("there is no vault: is the path right? init makes on
 // openVault opens the vault in a store, or makes it. The audit log is on: it has what an
 // operator does.
 func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyring, mode cardvault.Mode) (*cardvault.Vault, error) {
-	opts := &cardvault.Options{Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: c.auditOptions(), Thaw: c.thawed, Logger: c.log()}
+	opts := &cardvault.Options{Mode: mode, CryptoPeriod: c.cryptoPeriod, Thaw: c.thawed, Logger: c.log()}
 	var err error
+	if opts.Audit, err = c.auditOptions(); err != nil {
+		return nil, err
+	}
 	if opts.Anchor, err = c.anchorIn(c.vault); err != nil {
 		return nil, err
 	}
@@ -91,12 +94,16 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 
 // auditOptions returns the options of the audit log. Without --ledger the server's ledger has the
 // records once a server works again.
-func (c *cli) auditOptions() *cardvault.AuditOptions {
+func (c *cli) auditOptions() (*cardvault.AuditOptions, error) {
 	o := &cardvault.AuditOptions{Failure: c.auditFailure}
-	if c.ledger != "" {
-		o.Ledger = audit.NewLedgerDir(c.ledger)
+	if c.ledger == "" {
+		return o, nil
 	}
-	return o
+	if _, err := os.Stat(c.ledger); err != nil {
+		return nil, fmt.Errorf("--ledger: %w", err)
+	}
+	o.Ledger = audit.NewLedgerDir(c.ledger)
+	return o, nil
 }
 
 // anchorIn returns the anchor that the flags name for a vault in a folder, nil if they name none.
