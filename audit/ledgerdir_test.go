@@ -201,11 +201,12 @@ func TestLedgerDirFiles(t *testing.T) {
 	if _, err := l.Last(t.Context(), c.vault, c.account); err == nil {
 		t.Error("a ledger without its folder knows the last part")
 	}
-	if err := l.Append(t.Context(), &audit.Part{Export: p.Export[:len(p.Export)-1], Last: p.Last}); err == nil {
+	l = audit.NewLedgerDir(dir)
+	cut := *p
+	cut.Export = p.Export[:len(p.Export)-1]
+	if err := l.Append(t.Context(), &cut); err == nil {
 		t.Error("a part without its end is kept")
 	}
-
-	l = audit.NewLedgerDir(dir)
 	appends(t, l, p)
 	if err := os.Truncate(c.files(t, dir)[0], 16<<20); err != nil { // with zeros, which count for nothing
 		t.Fatal(err)
@@ -213,6 +214,7 @@ func TestLedgerDirFiles(t *testing.T) {
 	l = audit.NewLedgerDir(dir)
 	appends(t, l, c.part(1))
 	appends(t, l, c.part(1))
+	appends(t, audit.NewLedgerDir(dir), p) // which is kept
 	if n, files := c.kept(t, dir), c.files(t, dir); n != 3 || len(files) != 2 {
 		t.Errorf("%d checkpoints in %d files, want 3 in 2", n, len(files))
 	}
@@ -222,6 +224,12 @@ func TestLedgerDirFiles(t *testing.T) {
 	appends(t, l, c.part(1))
 	if files := c.files(t, dir); len(files) != 2 || !strings.Contains(files[1], "0004-") {
 		t.Errorf("files %q", files)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Append(t.Context(), c.part(1)); err == nil {
+		t.Error("a ledger whose folder is gone keeps a part")
 	}
 }
 

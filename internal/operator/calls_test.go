@@ -363,8 +363,9 @@ func TestRepairAndAudit(t *testing.T) {
 			}
 			return nil
 		}
-		if _, err := audit.Verify(&export, &audit.VerifyOptions{PublicKeys: public, Each: found, Open: found}); err != nil || named == 0 {
-			t.Errorf("%s: %d records, %v", operation, named, err)
+		r, err := audit.Verify(&export, &audit.VerifyOptions{PublicKeys: public, Each: found, Open: found})
+		if err != nil || named == 0 || (r.AccountID == uuid.Nil) != log.Whole {
+			t.Errorf("%s: %d records of account %v, %v", operation, named, r.AccountID, err)
 		}
 	}
 	if err := c.ExportAudit(t.Context(), failing{io.ErrShortWrite}, operator.AuditLog{}); !errors.Is(err, io.ErrShortWrite) {
