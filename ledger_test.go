@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +18,6 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
-	"github.com/cardvault/cardvault/audittest"
 	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -367,7 +364,7 @@ func (d deadly) Append(ctx context.Context, p *audit.Part) error {
 func TestLedgerKilledBetween(t *testing.T) {
 	const child = "CARDVAULT_LEDGER_KILLED"
 	if dir, ok := os.LookupEnv(child); ok {
-		v := ledgerVault(t, boltIn(t, dir), deadly{&folder{dir: filepath.Join(dir, "ledger")}}, time.Minute)
+		v := ledgerVault(t, boltIn(t, dir), deadly{audit.NewLedgerDir(dir)}, time.Minute)
 		token, err := v.Import(t.Context(), visa, nil)
 		noErr(t, err)
 		fmt.Println("imported", token.ID)
@@ -382,46 +379,67 @@ func TestLedgerKilledBetween(t *testing.T) {
 	if _, text, ok := strings.Cut(string(out), "imported "); err == nil || !ok || id.UnmarshalText([]byte(text[:36])) != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	kept := &folder{dir: filepath.Join(dir, "ledger")}
+	kept := audit.NewLedgerDir(dir)
 	v := ledgerVault(t, boltIn(t, dir), kept, time.Minute)
 	if _, err := v.Get(t.Context(), id); !errors.Is(err, cardvault.ErrNotFound) {
 		t.Errorf("the token: %v", err)
 	}
 	noErr(t, v.Drain(t.Context()))
 	noErr(t, v.Close()) // waits for the ledger
-	names, err := filepath.Glob(filepath.Join(kept.dir, "*", "*.jsonl"))
+	exports, err := kept.Exports(t.Context())
 	noErr(t, err)
 	found := map[uuid.UUID]bool{}
-	for _, name := range names {
-		data, err := os.ReadFile(name)
-		noErr(t, err)
-		_, err = audit.Verify(bytes.NewReader(data), &audit.VerifyOptions{Each: func(r *audit.Record) error {
+	for _, export := range exports {
+		_, err = audit.Verify(export, &audit.VerifyOptions{Each: func(r *audit.Record) error {
 			found[r.ObjectID] = found[r.ObjectID] || r.Operation == "token.delete"
 			return nil
 		}})
 		noErr(t, err)
 	}
 	if !found[id] {
-		t.Errorf("%d files without the deletion", len(names))
+		t.Errorf("%d parts without the deletion", len(exports))
 	}
 }
 
-// The example is a ledger.
-func TestFolderLedger(t *testing.T) {
-	dir := t.TempDir()
-	audittest.RunLedger(t, audittest.LedgerHarness{
-		Open: func(testing.TB) audit.Ledger { return &folder{dir: dir} },
-		Exports: func(_ context.Context) (all []io.ReadSeeker, err error) {
-			names, err := filepath.Glob(filepath.Join(dir, "*", "*.jsonl"))
-			for _, name := range names {
-				data, err := os.ReadFile(name)
-				if err != nil {
-					return nil, err
-				}
-				all = append(all, bytes.NewReader(data))
+// TestLedgerRotated: the audit key is rotated between parts. A restore repeats the deletions of all
+// times with the keys of all, and refuses the parts whose key it does not know.
+func TestLedgerRotated(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		kept := new(shelf)
+		v := ledgerVault(t, memstore.New(), kept, time.Minute)
+		defer v.Close()
+		var tokens []uuid.UUID
+		for range 3 {
+			token, err := v.Import(t.Context(), visa, nil)
+			noErr(t, err)
+			tokens = append(tokens, token.ID)
+		}
+		var backup bytes.Buffer
+		_, err := v.Backup(t.Context(), &backup, nil)
+		noErr(t, err)
+
+		for i, id := range tokens {
+			if i > 0 {
+				_, err := v.RotateSeries(t.Context(), cardvault.SeriesAudit, nil)
+				noErr(t, err)
 			}
-			return all, err
-		},
+			noErr(t, v.Delete(t.Context(), id))
+			if !kept.has(t, id) {
+				t.Errorf("the ledger has no record of deletion %d", i+1)
+			}
+		}
+		keys := v.AuditPublicKeys()
+		if len(keys) != 3 {
+			t.Fatalf("%d keys", len(keys))
+		}
+		for n, fine := range []bool{false, false, true} { // the first one is in the backup
+			l := kept.ledger()
+			l.PublicKeys = keys[1 : n+1]
+			r, err := cardvault.Restore(t.Context(), memstore.New(), mustKeyBytes(t, goldenKey()), bytes.NewReader(backup.Bytes()), &cardvault.RestoreOptions{Ledger: l})
+			if fine && (err != nil || r.Deleted != 3) || !fine && !errors.Is(err, cardvault.ErrDamaged) {
+				t.Errorf("with %d keys: %+v, %v", n+1, r, err)
+			}
+		}
 	})
 }
 

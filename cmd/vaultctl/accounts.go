@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,18 +15,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// accountOf returns a handle on the account of a flag, or on the first account.
-func accountOf(v *cardvault.Vault, flag string) (*cardvault.Vault, error) {
-	if flag == "" {
-		return v, nil
-	}
-	id, err := parseID(flag)
-	if err != nil {
-		return nil, misuseError{fmt.Errorf("--account %w", err)}
-	}
-	return v.In(id), nil
-}
-
 // parseID reads an id as it is printed. uuid.Parse takes other forms too.
 func parseID(text string) (uuid.UUID, error) {
 	id, err := uuid.Parse(text)
@@ -38,41 +25,29 @@ func parseID(text string) (uuid.UUID, error) {
 }
 
 // within returns a command on an account, with a flag for that.
-func (c *cli) within(cmd *cobra.Command, do func(context.Context, *cardvault.Vault, []string) error) *cobra.Command {
+func (c *cli) within(cmd *cobra.Command, do func(context.Context, operator.Vault, uuid.UUID, []string) error) *cobra.Command {
 	var account string
 	cmd.Flags().StringVar(&account, "account", "", "`id` of the account (default: the first account)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return c.with(func(ctx context.Context, v *cardvault.Vault) error {
-			v, err := accountOf(v, account)
-			if err != nil {
-				return err
-			}
-			return do(ctx, v, args)
-		})(cmd, args)
+		id, err := accountOf(account)
+		if err != nil {
+			return err
+		}
+		return c.either(func(ctx context.Context, v operator.Vault) error { return do(ctx, v, id, args) })(cmd, args)
 	}
 	return cmd
 }
 
-// inEither is within for commands that a running server can do.
-func (c *cli) inEither(cmd *cobra.Command, do func(context.Context, operator.Vault, uuid.UUID, []string) error) {
-	var account string
-	cmd.Flags().StringVar(&account, "account", "", "`id` of the account (default: the first account)")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var id uuid.UUID
-		if account != "" {
-			var err error
-			if id, err = parseID(account); err != nil {
-				return misuseError{fmt.Errorf("--account %w", err)}
-			}
-		}
-		return c.either(func(ctx context.Context, v operator.Vault) error { return do(ctx, v, id, args) })(cmd, args)
+// accountOf returns the account of a flag, zero for the first account.
+func accountOf(flag string) (uuid.UUID, error) {
+	if flag == "" {
+		return uuid.Nil, nil
 	}
-}
-
-// showAll shows the items of a list.
-func showAll[T any](c *cli, items iter.Seq2[T, error], head []string, row func(T) []string, as func(T) object) error {
-	all, err := operator.Collect(items)
-	return showList(c, all, err, head, row, as)
+	id, err := parseID(flag)
+	if err != nil {
+		return uuid.Nil, misuseError{fmt.Errorf("--account %w", err)}
+	}
+	return id, nil
 }
 
 // showList shows the items of a list that could be read, with the error of the others.
@@ -99,7 +74,7 @@ func (c *cli) accounts() *cobra.Command {
 	create := &cobra.Command{
 		Use: "create NAME", Short: "Make an account with a primary merchant", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			return c.either(func(ctx context.Context, v operator.Vault) error {
 				a, err := v.CreateAccount(ctx, args[0], nil)
 				if err != nil {
 					return err
@@ -180,7 +155,7 @@ func (c *cli) approve() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&imports, "import", false, "POST /cde-import")
 	cmd.Flags().BoolVar(&tokens, "network-tokens", false, "network tokens, also for the cards that the account has")
-	return c.within(cmd, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
+	return c.within(cmd, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
 		var u cardvault.AccountUpdate
 		if cmd.Flags().Changed("import") {
 			u.ImportApproved = &imports
@@ -192,7 +167,7 @@ func (c *cli) approve() *cobra.Command {
 			return misuseError{errors.New("name an approval: --import or --network-tokens")}
 		}
 
-		a, err := v.UpdateAccount(ctx, u)
+		a, err := v.UpdateAccount(ctx, account, u)
 		if err != nil {
 			return err
 		}
@@ -206,8 +181,8 @@ func merchantObject(m *cardvault.Merchant) object {
 
 func (c *cli) merchants() *cobra.Command {
 	create := &cobra.Command{Use: "create NAME", Short: "Make a merchant", Args: cobra.ExactArgs(1)}
-	c.within(create, func(ctx context.Context, v *cardvault.Vault, args []string) error {
-		m, err := v.CreateMerchant(ctx, args[0], nil)
+	c.within(create, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
+		m, err := v.CreateMerchant(ctx, account, args[0])
 		if err != nil {
 			return err
 		}
@@ -215,8 +190,9 @@ func (c *cli) merchants() *cobra.Command {
 	})
 
 	all := &cobra.Command{Use: "list", Short: "List the merchants of an account, oldest first", Args: cobra.NoArgs}
-	c.within(all, func(ctx context.Context, v *cardvault.Vault, _ []string) error {
-		return showAll(c, v.AllMerchants(ctx, &cardvault.ListOptions{Ascending: true}), []string{"ID", "NAME", "MADE", "PRIMARY", "SECRETS"},
+	c.within(all, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
+		merchants, err := v.Merchants(ctx, account)
+		return showList(c, merchants, err, []string{"ID", "NAME", "MADE", "PRIMARY", "SECRETS"},
 			func(m *cardvault.Merchant) []string {
 				return []string{m.ID.String(), m.Name, date(m.CreatedAt), yes(m.Primary), fmt.Sprint(len(m.Secrets))}
 			}, merchantObject)
@@ -226,12 +202,12 @@ func (c *cli) merchants() *cobra.Command {
 		Use: "rotate-secret ID", Short: "Make a payment secret for a merchant, and print it once", Args: cobra.ExactArgs(1),
 		Long: "Rotate-secret makes a payment secret for a merchant and prints it, once. The first one is used at once, a later one after a day.",
 	}
-	c.within(rotate, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+	c.within(rotate, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ID %w", err)}
 		}
-		s, err := v.RotatePaymentSecret(ctx, id, nil)
+		s, err := v.RotatePaymentSecret(ctx, account, id)
 		if err != nil {
 			return err
 		}
@@ -251,7 +227,7 @@ func keyObject(k *cardvault.APIKey) object {
 
 func (c *cli) apiKeys() *cobra.Command {
 	all := &cobra.Command{Use: "list", Short: "List the API keys of an account, oldest first", Args: cobra.NoArgs}
-	c.inEither(all, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
+	c.within(all, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
 		keys, err := v.APIKeys(ctx, account)
 		return showList(c, keys, err, []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
 			func(k *cardvault.APIKey) []string {
@@ -260,7 +236,7 @@ func (c *cli) apiKeys() *cobra.Command {
 	})
 
 	revoke := &cobra.Command{Use: "revoke ID", Short: "Revoke an API key, and the keys that it made", Args: cobra.ExactArgs(1)}
-	c.inEither(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
+	c.within(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
 		id, err := parseID(args[0])
 		if err != nil {
 			return misuseError{fmt.Errorf("ID %w", err)}
@@ -292,7 +268,7 @@ func (c *cli) apiKeyCreate() *cobra.Command {
 	cmd.Flags().StringSliceVar(&scopes, "scope", nil, "`scope` of the key; all is every scope")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long the key lives, 2160h at most; without an end only in a sandbox")
 	cmd.Flags().StringSliceVar(&ranges, "from", nil, "`network` from which the key may be used, such as 192.0.2.0/24 (default: all)")
-	return c.within(cmd, func(ctx context.Context, v *cardvault.Vault, args []string) error {
+	return c.within(cmd, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
 		var may []cardvault.Scope
 		for _, s := range scopes {
 			may = append(may, cardvault.Scope(s))
@@ -308,7 +284,7 @@ func (c *cli) apiKeyCreate() *cobra.Command {
 			}
 			o.AddressRanges = append(o.AddressRanges, p)
 		}
-		k, err := v.CreateAPIKey(ctx, args[0], may, &o)
+		k, err := v.CreateAPIKey(ctx, account, args[0], may, &o)
 		if err != nil {
 			return err
 		}
@@ -316,8 +292,8 @@ func (c *cli) apiKeyCreate() *cobra.Command {
 		c.note("API key %s. It is shown only here.", k.ID)
 		shown := keyObject(k)
 		shown["api_key"] = k.Text.Text()
-		if err := c.show(shown, k.Text.Text()+"\n"); err != nil { // nobody has its text
-			return errors.Join(err, v.DeleteAPIKey(context.WithoutCancel(ctx), k.ID))
+		if err := c.show(shown, k.Text.Text()+"\n"); err != nil { // its text is lost
+			return errors.Join(err, v.DeleteAPIKey(context.WithoutCancel(ctx), account, k.ID))
 		}
 		return nil
 	})

@@ -16,9 +16,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
-	"github.com/google/uuid"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/spf13/cobra"
 )
 
@@ -35,8 +34,8 @@ func (c *cli) auditExport() *cobra.Command {
 		Short: "Write the audit log of an account to a file",
 		Long:  "Export writes the audit log of an account as lines of JSON, to a new file or to standard output.",
 		Args:  cobra.NoArgs,
-		RunE: c.with(func(ctx context.Context, v *cardvault.Vault) error {
-			of, err := accountOf(v, account)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := accountOf(account)
 			switch {
 			case err != nil:
 				return err
@@ -44,22 +43,24 @@ func (c *cli) auditExport() *cobra.Command {
 				return misuseError{errors.New("--whole, --account and --all exclude each other")}
 			case all && file == "-":
 				return misuseError{errors.New("name a folder for --all: --out DIR")}
-			case all:
-				return c.exportAll(ctx, v, file, from, to)
-			case whole:
-				of = v.In(uuid.Nil)
 			}
 
-			export := func(w io.Writer) error { return of.ExportAudit(ctx, w, from, to) }
-			if file == "-" {
-				c.shown = true
-				return export(c.out)
-			}
-			if err := newFile(file, export); err != nil {
-				return err
-			}
-			return c.show(object{"file": file}, "")
-		}),
+			log := operator.AuditLog{Account: id, Whole: whole, From: from, To: to}
+			return c.either(func(ctx context.Context, v operator.Vault) error {
+				if all {
+					return c.exportAll(ctx, v, file, log)
+				}
+				export := func(w io.Writer) error { return v.ExportAudit(ctx, w, log) }
+				if file == "-" {
+					c.shown = true
+					return export(c.out)
+				}
+				if err := newFile(file, export); err != nil {
+					return err
+				}
+				return c.show(object{"file": file}, "")
+			})(cmd, args)
+		},
 	}
 
 	f := cmd.Flags()
@@ -73,26 +74,23 @@ func (c *cli) auditExport() *cobra.Command {
 }
 
 // exportAll writes the log of each account into a new folder.
-func (c *cli) exportAll(ctx context.Context, v *cardvault.Vault, dir string, from, to time.Time) error {
+func (c *cli) exportAll(ctx context.Context, v operator.Vault, dir string, log operator.AuditLog) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	n := 0
-	for a, err := range v.AllAccounts(ctx, nil) {
-		if err != nil {
-			return err
-		}
-		err = newFile(filepath.Join(dir, a.ID.String()+exportSuffix), func(w io.Writer) error { return v.In(a.ID).ExportAudit(ctx, w, from, to) })
-		if err != nil {
-			return err
-		}
-		n++
+	accounts, err := v.Accounts(ctx)
+	if err != nil {
+		return err
 	}
-	return c.show(object{"folder": dir, "accounts": n}, "")
+	for _, a := range accounts {
+		log.Account = a.ID
+		err := newFile(filepath.Join(dir, a.ID.String()+".jsonl"), func(w io.Writer) error { return v.ExportAudit(ctx, w, log) })
+		if err != nil {
+			return err
+		}
+	}
+	return c.show(object{"folder": dir, "accounts": len(accounts)}, "")
 }
-
-// exportSuffix ends the names of the files of exportAll.
-const exportSuffix = ".jsonl"
 
 // newFile makes a file, whole and durable or not at all. It never replaces one.
 func newFile(path string, write func(io.Writer) error) error {
@@ -121,9 +119,13 @@ func (c *cli) auditKeys() *cobra.Command {
 		Short: "Print the keys that verify the audit log",
 		Long:  "Public-keys prints the keys that verify the checkpoints of the vault, the present one last. Keep them apart from the vault, for audit verify.",
 		Args:  cobra.NoArgs,
-		RunE: c.with(func(_ context.Context, v *cardvault.Vault) error {
+		RunE: c.either(func(ctx context.Context, v operator.Vault) error {
+			all, err := v.AuditPublicKeys(ctx)
+			if err != nil {
+				return err
+			}
 			var keys []string
-			for _, k := range v.AuditPublicKeys() {
+			for _, k := range all {
 				keys = append(keys, hex.EncodeToString(k))
 			}
 			return c.show(object{"public_keys": keys}, strings.Join(keys, "\n")+"\n")

@@ -9,12 +9,12 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"filippo.io/age"
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -165,7 +165,7 @@ func readRecipients(texts []string, file string) (all []age.Recipient, err error
 }
 
 func (c *cli) restore() *cobra.Command {
-	var identities, ledger string
+	var identities string
 	var proof proofFlags
 	cmd := &cobra.Command{
 		Use:   "restore FILE [INCREMENT]...",
@@ -174,7 +174,7 @@ func (c *cli) restore() *cobra.Command {
 			"The place may be of another sort than the one that was backed up. --key is the key file of the time of the backup.\n\n" +
 			"Name the increments of the backup behind it, all and in their order: the vault is restored as the last one has it, and --key is of the time of that one. One that is missing, or in another's place, is refused by its id.\n\n" +
 			"Each part is verified before it is written. The exit status is 3 if the backup was changed or cut off. After any error restore can be repeated with the same files.\n\n" +
-			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again, unless --ledger names a folder of audit export --all from after it: " +
+			"The vault is frozen until thaw. What was deleted or revoked after the backup is there again, unless --ledger names the folder of the server's ledger, or of audit export --all from after it: " +
 			"tokens, API keys and webhooks whose deletion it has are deleted again. A ledger that was edited or cut off is refused, and one with breaks unless --known-break names them.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -184,8 +184,8 @@ func (c *cli) restore() *cobra.Command {
 				return err
 			}
 			opts := new(cardvault.RestoreOptions)
-			if ledger != "" {
-				if opts.Ledger, err = openLedger(ledger, &proof); err != nil {
+			if c.ledger != "" {
+				if opts.Ledger, err = openLedger(ctx, c.ledger, &proof); err != nil {
 					return err
 				}
 			}
@@ -209,7 +209,6 @@ func (c *cli) restore() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&identities, "identity", "", "age identity `file` that opens an encrypted backup, such as /dev/fd/3")
-	cmd.Flags().StringVar(&ledger, "ledger", "", "`folder` of audit export --all from after the backup, or with the parts of a ledger")
 	proof.add(cmd, "; needed only for those of a rotation after the backup")
 	return cmd
 }
@@ -271,51 +270,18 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 	}, restored.ID.String()+"\n")
 }
 
-// openLedger opens the exports in a folder. Each is open while it is read.
-func openLedger(dir string, proof *proofFlags) (l *cardvault.DeletionLedger, err error) {
+// openLedger returns the exports in a folder.
+func openLedger(ctx context.Context, dir string, proof *proofFlags) (l *cardvault.DeletionLedger, err error) {
 	of, err := proof.read()
 	if err != nil {
 		return nil, err
 	}
 	l = &cardvault.DeletionLedger{PublicKeys: of.PublicKeys, Kept: of.Kept, Known: of.Known}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) == exportSuffix {
-			l.Exports = append(l.Exports, &lazyFile{path: filepath.Join(dir, e.Name())})
-		}
+	if l.Exports, err = audit.NewLedgerDir(dir).Exports(ctx); err != nil {
+		return nil, fmt.Errorf("--ledger: %w", err)
 	}
 	return l, nil
 }
-
-// A lazyFile is open from Seek to the end of the file: a vault may have many accounts.
-type lazyFile struct {
-	path string
-	file *os.File
-}
-
-func (f *lazyFile) Seek(offset int64, whence int) (n int64, err error) {
-	f.close()
-	if f.file, err = os.Open(f.path); err != nil {
-		return 0, err
-	}
-	return f.file.Seek(offset, whence)
-}
-
-func (f *lazyFile) Read(b []byte) (int, error) {
-	n, err := f.file.Read(b)
-	if errors.Is(err, os.ErrClosed) { // after its end
-		return 0, io.EOF
-	}
-	if err != nil {
-		f.close()
-	}
-	return n, err
-}
-
-func (f *lazyFile) close() { _ = f.file.Close() } // nil, or a file that was only read
 
 // A source is a backup that is read.
 type source struct {

@@ -89,7 +89,11 @@ func (c *cli) moves(ctx context.Context, a, b *cli) (err error) {
 	if err != nil {
 		return err
 	}
-	moved, err := cardvault.Move(ctx, from, to, keys, &cardvault.MoveOptions{Progress: p.moved, Audit: new(cardvault.AuditOptions), Anchor: anchor, Logger: c.log()})
+	log, err := c.auditOptions()
+	if err != nil {
+		return err
+	}
+	moved, err := cardvault.Move(ctx, from, to, keys, &cardvault.MoveOptions{Progress: p.moved, Audit: log, Anchor: anchor, Logger: c.log()})
 	if err != nil {
 		return err
 	}

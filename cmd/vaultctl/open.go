@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/keyfile"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/store"
@@ -71,8 +72,11 @@ var errNoVault = errors.New("there is no vault: is the path right? init makes on
 // openVault opens the vault in a store, or makes it. The audit log is on: it has what an
 // operator does.
 func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyring, mode cardvault.Mode) (*cardvault.Vault, error) {
-	opts := &cardvault.Options{Mode: mode, CryptoPeriod: c.cryptoPeriod, Audit: &cardvault.AuditOptions{Failure: c.auditFailure}, Thaw: c.thawed, Logger: c.log()}
+	opts := &cardvault.Options{Mode: mode, CryptoPeriod: c.cryptoPeriod, Thaw: c.thawed, Logger: c.log()}
 	var err error
+	if opts.Audit, err = c.auditOptions(); err != nil {
+		return nil, err
+	}
 	if opts.Anchor, err = c.anchorIn(c.vault); err != nil {
 		return nil, err
 	}
@@ -86,6 +90,20 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 		err = fmt.Errorf("%w. Here that is --accept-rollback %v", err, r.ID)
 	}
 	return v, err
+}
+
+// auditOptions returns the options of the audit log. Without --ledger the server's ledger has the
+// records once a server works again.
+func (c *cli) auditOptions() (*cardvault.AuditOptions, error) {
+	o := &cardvault.AuditOptions{Failure: c.auditFailure}
+	if c.ledger == "" {
+		return o, nil
+	}
+	if _, err := os.Stat(c.ledger); err != nil {
+		return nil, fmt.Errorf("--ledger: %w", err)
+	}
+	o.Ledger = audit.NewLedgerDir(c.ledger)
+	return o, nil
 }
 
 // anchorIn returns the anchor that the flags name for a vault in a folder, nil if they name none.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/spf13/cobra"
 )
 
@@ -25,7 +26,7 @@ func (c *cli) repair() *cobra.Command {
 				return misuseError{errors.New("--rate must not be negative, and --most must be at least 1")}
 			}
 			c.auditFailure = cardvault.AuditContinue // its own indexes may be damaged
-			return c.with(func(ctx context.Context, v *cardvault.Vault) error {
+			return c.either(func(ctx context.Context, v operator.Vault) error {
 				p := c.progress("", 0)
 				opts.Progress = p.repaired
 				r, err := v.Repair(ctx, &opts)

@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 		"vaultctl": main,
 		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3], len(os.Args) > 4)) },
 		"store":    func() { exit(storeCard(os.Args[1], os.Args[2])) },
+		"fake":     func() { exit(fake(os.Args[1], os.Args[2])) },
 	})
 }
 
@@ -87,6 +88,34 @@ func serve(place, key, addr string, socket bool) error {
 		}
 		return v.Run(ctx)
 	})
+}
+
+// fake offers a socket in a folder, which it makes, until it is terminated: gone ends amid each answer,
+// and other answers as a server of another version.
+func fake(dir, how string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	l, err := operator.Listen(dir)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if how == "other" {
+			http.Error(w, "the server does not have this call: is it of another version?", http.StatusNotFound)
+			return
+		}
+		_, _ = io.WriteString(w, "d\x00\x00\x00\x04half") // a frame of data
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
 }
 
 // at returns the flags that name a place.

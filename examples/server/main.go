@@ -2,7 +2,7 @@
 // simulated network and payment provider, and with accounts, keys and secrets to try them.
 // It is not made to hold real cards.
 //
-//	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data]
+//	go run ./examples/server [-addr 127.0.0.1:8080] [-data ./cardvault-data] [-ledger DATA/ledger]
 //		[-security-code-ttl 10m] [-session-ttl 15m] [-updater-period 1h] [-log-level info]
 //		[-origins http://127.0.0.1:8090,http://localhost:8090]
 //		[-forward http://127.0.0.1:8090/psp/,http://localhost:8090/psp/]
@@ -16,7 +16,8 @@
 // On Linux vaultctl can call the vault meanwhile, over a Unix socket in DATA/vault.
 //
 // The audit log is on. DATA/audit has the last checkpoint of each account, and the public keys
-// that verify them.
+// that verify them. The ledger has the whole log, so that a restored backup repeats the deletions
+// since: put it on another machine or volume.
 package main
 
 import (
@@ -36,6 +37,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/examples/internal/sandbox"
 	"github.com/cardvault/cardvault/httpapi"
 	"github.com/cardvault/cardvault/internal/operator"
@@ -44,6 +46,7 @@ import (
 
 type config struct {
 	addr, data      string
+	ledger          string
 	origins         string
 	forward         string
 	securityCodeTTL time.Duration
@@ -56,6 +59,7 @@ func main() {
 	var c config
 	flag.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 picks a free one")
 	flag.StringVar(&c.data, "data", "./cardvault-data", "`directory` of the vault, its key, the simulator and sandbox.json")
+	flag.StringVar(&c.ledger, "ledger", "", "existing `directory` of the audit ledger (default: ledger in the one of -data, which is made)")
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
 	flag.StringVar(&c.forward, "forward", sandbox.Providers, "comma-separated `URLs` on this machine to which cards may be forwarded")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
@@ -129,8 +133,8 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, around.Close()) }()
 
-	options := around.Vault()
-	if err := instrument(options); err != nil {
+	options, err := vaultOptions(around, c)
+	if err != nil {
 		return err
 	}
 
@@ -158,6 +162,30 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 		credentials.Announce(stdout, file)
 		return nil
 	})
+}
+
+// vaultOptions returns the options of the vault.
+func vaultOptions(around *sandbox.Sandbox, c config) (options *cardvault.Options, err error) {
+	options = around.Vault()
+	if options.Audit.Ledger, err = openLedger(c); err != nil {
+		return nil, err
+	}
+	return options, instrument(options)
+}
+
+// openLedger returns the ledger of the audit log. A folder of its own that is missing is an error: its
+// volume may not be mounted.
+func openLedger(c config) (audit.Ledger, error) {
+	if c.ledger == "" {
+		c.ledger = filepath.Join(c.data, "ledger")
+		if err := os.MkdirAll(c.ledger, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := os.Stat(c.ledger); err != nil {
+		return nil, fmt.Errorf("-ledger: %w", err)
+	}
+	return audit.NewLedgerDir(c.ledger), nil
 }
 
 // offer lets vaultctl call the vault while the server works, and returns a function that ends that.

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/examples/internal/sandboxtest"
 	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/google/uuid"
@@ -124,6 +125,9 @@ func TestOperated(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	p.stop(t)
+	if parts, err := audit.NewLedgerDir(filepath.Join(dir, "ledger")).Exports(t.Context()); err != nil || len(parts) == 0 {
+		t.Errorf("%d parts are in the ledger, %v", len(parts), err)
+	}
 	if _, err := operator.Dial(t.Context(), filepath.Join(dir, "vault")); !errors.Is(err, operator.ErrNoServer) {
 		t.Errorf("a server that has stopped: %v", err)
 	}
@@ -163,7 +167,7 @@ func TestServer(t *testing.T) {
 	if runtime.GOOS != "windows" {
 		for path, mode := range map[string]os.FileMode{
 			"": 0o700, "sandbox.json": 0o600, "keys": 0o700, "keys/vault.key": 0o600, "vault": 0o700, "vault/cardvault.db": 0o600,
-			"simulator": 0o700, "simulator/simnet.db": 0o600, "audit": 0o700, "audit/checkpoints": 0o700, "audit/public-keys": 0o600,
+			"simulator": 0o700, "simulator/simnet.db": 0o600, "ledger": 0o700, "audit": 0o700, "audit/checkpoints": 0o700, "audit/public-keys": 0o600,
 		} {
 			info, err := os.Stat(filepath.Join(dir, path))
 			if err != nil {

@@ -264,6 +264,16 @@ func look(path string) (f content, err error) {
 type watched struct {
 	*boltstore.Store
 	longest atomic.Int64
+
+	longestView atomic.Int64
+}
+
+func (w *watched) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return w.Store.View(ctx, func(tx store.ReadTx) error {
+		begun := time.Now()
+		defer func() { raise(&w.longestView, int64(time.Since(begun))) }()
+		return fn(tx)
+	})
 }
 
 func (w *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -275,11 +285,12 @@ func (w *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if begun.IsZero() {
 		return err
 	}
-	took := int64(time.Since(begun))
-	for {
-		longest := w.longest.Load()
-		if took <= longest || w.longest.CompareAndSwap(longest, took) {
-			return err
-		}
+	raise(&w.longest, int64(time.Since(begun)))
+	return err
+}
+
+// raise sets a number that is less than n to n.
+func raise(number *atomic.Int64, n int64) {
+	for now := number.Load(); now < n && !number.CompareAndSwap(now, n); now = number.Load() {
 	}
 }

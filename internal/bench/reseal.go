@@ -18,7 +18,7 @@ import (
 func (b *bench) reseals(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
-	r, err := b.newResealed(ctx, &open)
+	r, err := b.newResealed(ctx, &open, "reseal.db")
 	if err != nil {
 		return err
 	}
@@ -60,9 +60,9 @@ type resealing struct {
 	ended  chan error
 }
 
-func (b *bench) newResealed(ctx context.Context, open *closers) (r *resealing, err error) {
+func (b *bench) newResealed(ctx context.Context, open *closers, file string) (r *resealing, err error) {
 	r = &resealing{ids: make([]uuid.UUID, b.table.Tokens)}
-	if r.vault, err = b.openReseal(ctx, open); err != nil {
+	if r.vault, err = b.openReseal(ctx, open, file); err != nil {
 		return nil, err
 	}
 

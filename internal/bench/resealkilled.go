@@ -16,12 +16,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// openReseal opens the vault of reseal. Both are closed together.
-func (b *bench) openReseal(ctx context.Context, open *closers) (*cardvault.Vault, error) {
+// openReseal opens the vault in a file of reseal. Both are closed together.
+func (b *bench) openReseal(ctx context.Context, open *closers, file string) (*cardvault.Vault, error) {
 	if err := b.loadKeys(); err != nil {
 		return nil, err
 	}
-	s, err := boltstore.Open(ctx, filepath.Join(b.dir, "reseal.db"), nil)
+	s, err := boltstore.Open(ctx, filepath.Join(b.dir, file), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (b *bench) killReseals(ctx context.Context, ids []uuid.UUID) (err error) {
 
 	var open closers
 	defer open.close(&err)
-	v, err := b.openReseal(ctx, &open)
+	v, err := b.openReseal(ctx, &open, "reseal.db")
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (b *bench) resealUntilKilled() (err error) {
 	}
 	var open closers
 	defer open.close(&err)
-	if r.vault, err = b.openReseal(ctx, &open); err != nil {
+	if r.vault, err = b.openReseal(ctx, &open, "reseal.db"); err != nil {
 		return err
 	}
 

@@ -3,6 +3,8 @@ package operator
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +15,10 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/google/uuid"
 )
 
@@ -49,7 +53,11 @@ func Dial(ctx context.Context, dir string) (*Client, error) {
 		return nil, fmt.Errorf("the socket of the server: %w", err)
 	}
 	_ = conn.Close() // it was only tried
-	return &Client{http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true}}}, nil
+	return newClient(dial), nil
+}
+
+func newClient(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *Client {
+	return &Client{http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true}}}
 }
 
 // Close closes the connections.
@@ -62,22 +70,47 @@ func (c *Client) Close() error {
 type reply struct {
 	result   any
 	data     io.Writer
+	manifest io.Writer
 	progress func([]byte) error
+	base     *pieces
 }
+
+// pieces are of the manifest of a base, which the server asks for.
+type pieces struct {
+	from io.ReadSeeker
+	to   *io.PipeWriter // the body of the request
+}
+
+var errSilent = errors.New("it has said nothing for too long")
 
 // call makes a call and reads its answer to the end.
 func (c *Client) call(ctx context.Context, r *request, to reply) error {
-	body, err := json.Marshal(r)
+	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://operator/", bytes.NewReader(body))
+	if len(text) > maxRequest {
+		return errors.New("the arguments are too long")
+	}
+	var body io.Reader = bytes.NewReader(text)
+	if to.base != nil {
+		var more *io.PipeReader
+		more, to.base.to = io.Pipe()
+		defer to.base.to.Close()
+		body = io.MultiReader(body, more)
+	}
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	alarm := time.AfterFunc(silence, func() { cancel(errSilent) })
+	defer alarm.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://operator/", body)
 	if err != nil {
 		return err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("the server: %w", err)
+		return fmt.Errorf("the server: %w", errors.Join(context.Cause(ctx), err))
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -88,6 +121,9 @@ func (c *Client) call(ctx context.Context, r *request, to reply) error {
 	ended := false
 	for {
 		kind, content, err := readFrame(resp.Body)
+		if kind != frameWant {
+			alarm.Stop() // where the frame goes may be slow
+		}
 		switch {
 		case err == io.EOF && ended:
 			return nil
@@ -95,12 +131,13 @@ func (c *Client) call(ctx context.Context, r *request, to reply) error {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			return fmt.Errorf("the server has cut its answer off: %w", errors.Join(ctx.Err(), err))
+			return fmt.Errorf("the server has cut its answer off: %w", errors.Join(context.Cause(ctx), err))
 		}
 		if err := to.take(kind, content); err != nil {
 			return err
 		}
 		ended = ended || kind == frameResult
+		alarm.Reset(silence)
 	}
 }
 
@@ -110,10 +147,16 @@ func (to reply) take(kind byte, content []byte) error {
 	case kind == frameData && to.data != nil:
 		_, err := to.data.Write(content)
 		return err
+	case kind == frameManifest && to.manifest != nil:
+		_, err := to.manifest.Write(content)
+		return err
+	case kind == frameWant && to.base != nil:
+		return to.base.send(content)
 	case kind == frameProgress && to.progress != nil:
 		return to.progress(content)
 	case kind == frameResult && to.result != nil:
 		return json.Unmarshal(content, to.result)
+
 	case kind == frameError:
 		f := new(failure)
 		if err := json.Unmarshal(content, f); err != nil {
@@ -122,6 +165,22 @@ func (to reply) take(kind byte, content []byte) error {
 		return f
 	}
 	return nil
+}
+
+// send sends the piece from an offset on.
+func (p *pieces) send(offset []byte) error {
+	if len(offset) != 8 {
+		return errors.New("the server asks for no piece of the manifest")
+	}
+	if _, err := p.from.Seek(int64(binary.BigEndian.Uint64(offset)), io.SeekStart); err != nil {
+		return err
+	}
+	piece := make([]byte, pieceBytes)
+	n, err := io.ReadFull(p.from, piece)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	return writeFrame(p.to, framePiece, piece[:n])
 }
 
 // reported returns a function that passes on progress.
@@ -147,17 +206,26 @@ func (c *Client) KeyReport(ctx context.Context) (r *cardvault.KeyReport, err err
 
 // Verify is [cardvault.Vault.Verify]. A call that ends early has no report.
 func (c *Client) Verify(ctx context.Context, opts *cardvault.VerifyOptions) (r *cardvault.VerifyReport, err error) {
-	req := &request{Call: "verify", Verify: &verification{opts.Position, opts.Rate, opts.Most}}
+	req := &request{Call: "verify", Search: &search{opts.Position, opts.Rate, opts.Most}}
 	err = c.call(ctx, req, reply{result: &r, progress: reported(opts.Progress)})
 	return r, err
 }
 
-// Backup is [cardvault.Vault.Backup], of a full backup without a manifest.
+// Repair is [cardvault.Vault.Repair]. A call that ends early has no report.
+func (c *Client) Repair(ctx context.Context, opts *cardvault.RepairOptions) (r *cardvault.RepairReport, err error) {
+	req := &request{Call: "repair", Search: &search{opts.Position, opts.Rate, opts.Most}}
+	err = c.call(ctx, req, reply{result: &r, progress: reported(opts.Progress)})
+	return r, err
+}
+
+// Backup is [cardvault.Vault.Backup]. The server reads opts.Since through the socket.
 func (c *Client) Backup(ctx context.Context, w io.Writer, opts *cardvault.BackupOptions) (r *cardvault.BackupReport, err error) {
-	if opts.Since != nil || opts.Manifest != nil {
-		return nil, errors.New("a running server makes full backups without a manifest: stop it for others, or have it make them")
+	req := &request{Call: "backup", Increment: opts.Since != nil, Manifest: opts.Manifest != nil}
+	to := reply{result: &r, data: w, manifest: opts.Manifest, progress: reported(opts.Progress)}
+	if req.Increment {
+		to.base = &pieces{from: opts.Since}
 	}
-	err = c.call(ctx, &request{Call: "backup"}, reply{result: &r, data: w, progress: reported(opts.Progress)})
+	err = c.call(ctx, req, to)
 	return r, err
 }
 
@@ -186,6 +254,18 @@ func (c *Client) Scrub(ctx context.Context) error {
 	return c.call(ctx, &request{Call: "scrub"}, reply{})
 }
 
+// CreateAccount is [cardvault.Vault.CreateAccount], without options.
+func (c *Client) CreateAccount(ctx context.Context, name string, _ *cardvault.AccountOptions) (a *cardvault.Account, err error) {
+	err = c.call(ctx, &request{Call: "create-account", Name: name}, reply{result: &a})
+	return a, err
+}
+
+// UpdateAccount is [cardvault.Vault.UpdateAccount] of an account, for its approvals alone.
+func (c *Client) UpdateAccount(ctx context.Context, id uuid.UUID, u cardvault.AccountUpdate) (a *cardvault.Account, err error) {
+	err = c.call(ctx, &request{Call: "approve", Account: id, Approve: &approvals{u.ImportApproved, u.NetworkTokensActive}}, reply{result: &a})
+	return a, err
+}
+
 // FreezeAccount is [cardvault.Vault.FreezeAccount] of an account.
 func (c *Client) FreezeAccount(ctx context.Context, id uuid.UUID) (a *cardvault.Account, err error) {
 	err = c.call(ctx, &request{Call: "freeze", Account: id}, reply{result: &a})
@@ -210,6 +290,50 @@ func (c *Client) Accounts(ctx context.Context) (all []*cardvault.Account, err er
 	return all, err
 }
 
+// Merchants returns the merchants of an account that can be read, oldest first. The zero id is the
+// first account.
+func (c *Client) Merchants(ctx context.Context, account uuid.UUID) (all []*cardvault.Merchant, err error) {
+	err = c.call(ctx, &request{Call: "merchants", Account: account}, reply{result: &all})
+	return all, err
+}
+
+// CreateMerchant is [cardvault.Vault.CreateMerchant] of an account.
+func (c *Client) CreateMerchant(ctx context.Context, account uuid.UUID, name string) (m *cardvault.Merchant, err error) {
+	err = c.call(ctx, &request{Call: "create-merchant", Account: account, Name: name}, reply{result: &m})
+	return m, err
+}
+
+// RotatePaymentSecret is [cardvault.Vault.RotatePaymentSecret] of an account.
+func (c *Client) RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error) {
+	var made madeSecret
+	if err := c.call(ctx, &request{Call: "rotate-secret", Account: account, ID: merchant}, reply{result: &made}); err != nil {
+		return nil, err
+	}
+	if made.Secret == nil {
+		return nil, errNoResult
+	}
+	made.Secret.Secret = receive.NewSharedSecret([]byte(made.Text))
+	return made.Secret, nil
+}
+
+// CreateAPIKey is [cardvault.Vault.CreateAPIKey] of an account.
+func (c *Client) CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error) {
+	if opts == nil {
+		opts = new(cardvault.APIKeyOptions)
+	}
+	var made madeKey
+	if err := c.call(ctx, &request{Call: "create-key", Account: account, Name: label, Key: &newKey{scopes, *opts}}, reply{result: &made}); err != nil {
+		return nil, err
+	}
+	if made.Key == nil {
+		return nil, errNoResult
+	}
+	made.Key.Text = cardvault.NewAPIKeyText([]byte(made.Text))
+	return made.Key, nil
+}
+
+var errNoResult = errors.New("the server has given no result")
+
 // APIKeys returns the API keys of an account that can be read, oldest first. The zero id is the
 // first account.
 func (c *Client) APIKeys(ctx context.Context, account uuid.UUID) (all []*cardvault.APIKey, err error) {
@@ -220,4 +344,15 @@ func (c *Client) APIKeys(ctx context.Context, account uuid.UUID) (all []*cardvau
 // DeleteAPIKey is [cardvault.Vault.DeleteAPIKey] of an account.
 func (c *Client) DeleteAPIKey(ctx context.Context, account, id uuid.UUID) error {
 	return c.call(ctx, &request{Call: "revoke", Account: account, ID: id}, reply{})
+}
+
+// AuditPublicKeys is [cardvault.Vault.AuditPublicKeys].
+func (c *Client) AuditPublicKeys(ctx context.Context) (keys []ed25519.PublicKey, err error) {
+	err = c.call(ctx, &request{Call: "audit-keys"}, reply{result: &keys})
+	return keys, err
+}
+
+// ExportAudit is [cardvault.Vault.ExportAudit].
+func (c *Client) ExportAudit(ctx context.Context, w io.Writer, log AuditLog) error {
+	return c.call(ctx, &request{Call: "audit", Audit: &log}, reply{data: w})
 }

@@ -6,7 +6,9 @@
 // files would not belong to the server.
 //
 // A call is one HTTP/1.1 request. Its answer is a stream of frames: data of a backup, progress, a
-// result, an error. An answer without a result or an error was cut off.
+// result, an error. An answer without a result or an error was cut off. A server that has nothing to
+// say sends a sign of life every ten seconds. It asks for the manifest of an increment piece by piece,
+// and the pieces follow the request on their way to the server.
 package operator
 
 import (
@@ -66,9 +68,24 @@ const (
 	frameProgress = 'p'
 	frameResult   = 'r'
 	frameError    = 'e'
+	frameAlive    = 'a'
+	frameManifest = 'm' // data of the manifest of a backup
+	frameWant     = 'w' // the server wants a piece of the manifest of the base, from an offset on
+	framePiece    = 'b' // which the client sends; without content at the end of the manifest
 )
 
-const maxFrame = 16 << 20 // bytes
+const (
+	maxFrame   = 16 << 20 // bytes
+	maxRequest = 64 << 10
+	pieceBytes = 64 << 10
+
+	mostCalls = 16 // at a time
+
+	aliveEvery = 10 * time.Second
+	silence    = time.Minute      // of a server, after which a client gives up
+	pieceTime  = time.Minute      // for a piece of a manifest
+	writeTime  = 10 * time.Minute // for a frame: who reads a backup may be slow
+)
 
 func writeFrame(w io.Writer, kind byte, content []byte) error {
 	head := append([]byte{kind}, 0, 0, 0, 0)
@@ -91,19 +108,49 @@ func readFrame(r io.Reader) (kind byte, content []byte, err error) {
 	return head[0], content, err
 }
 
-type verification struct {
+// A search has the options of Verify and Repair.
+type search struct {
 	Position   string
 	Rate, Most int
+}
+
+// A newKey has the options of CreateAPIKey.
+type newKey struct {
+	Scopes []cardvault.Scope
+	cardvault.APIKeyOptions
+}
+
+// approvals are what UpdateAccount changes. Nil: it stays.
+type approvals struct{ Import, NetworkTokens *bool }
+
+// A madeKey is an API key that was made, with the text that its JSON leaves out.
+type madeKey struct {
+	Key  *cardvault.APIKey
+	Text string
+}
+
+// A madeSecret is a payment secret that was made, with the text that its JSON leaves out.
+type madeSecret struct {
+	Secret *cardvault.PaymentSecret
+	Text   string
 }
 
 // A request names a call, and has its arguments.
 type request struct {
 	Call    string
 	Account uuid.UUID           // zero: the first account
-	ID      uuid.UUID           `json:",omitzero"` // of an API key
+	ID      uuid.UUID           `json:",omitzero"` // of an API key or a merchant
 	Term    uint32              `json:",omitempty"`
 	Series  cardvault.KeySeries `json:",omitempty"`
-	Verify  *verification       `json:",omitempty"`
+	Name    string              `json:",omitempty"` // of a new account or merchant, or the label of an API key
+	Search  *search             `json:",omitempty"`
+	Key     *newKey             `json:",omitempty"`
+	Approve *approvals          `json:",omitempty"`
+	Audit   *AuditLog           `json:",omitempty"`
+
+	// Increment says that the client has the manifest of the base, and Manifest that it takes the
+	// manifest of the backup.
+	Increment, Manifest bool `json:",omitempty"`
 }
 
 // sentinels are the errors that keep their identity.
@@ -112,6 +159,8 @@ var sentinels = map[string]error{
 	"damaged": cardvault.ErrDamaged, "storage_full": cardvault.ErrStorageFull, "term_active": cardvault.ErrTermActive,
 	"term_in_use": cardvault.ErrTermInUse, "term_unknown": cardvault.ErrTermUnknown, "rotating": cardvault.ErrRotating,
 	"not_enabled": cardvault.ErrNotEnabled, "closed": cardvault.ErrClosed, "moved": cardvault.ErrMoved,
+	"frozen": cardvault.ErrFrozen, "account_frozen": cardvault.ErrAccountFrozen, "chain": cardvault.ErrChain, "format": cardvault.ErrFormat,
+	"ledger_behind": cardvault.ErrLedgerBehind,
 }
 
 // A failure is an error of the server's vault.

@@ -2,9 +2,11 @@ package operator
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"io"
 	"iter"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/google/uuid"
@@ -21,16 +23,34 @@ type Vault interface {
 	Reseal(context.Context) error
 	RetireTerm(ctx context.Context, term uint32) error
 	Scrub(context.Context) error
+	Repair(context.Context, *cardvault.RepairOptions) (*cardvault.RepairReport, error)
 
+	CreateAccount(ctx context.Context, name string, opts *cardvault.AccountOptions) (*cardvault.Account, error)
+	UpdateAccount(ctx context.Context, id uuid.UUID, u cardvault.AccountUpdate) (*cardvault.Account, error)
 	FreezeAccount(ctx context.Context, id uuid.UUID) (*cardvault.Account, error)
 	ThawAccount(ctx context.Context, id uuid.UUID) (*cardvault.Account, error)
 	CloseAccount(ctx context.Context, id uuid.UUID) (*cardvault.Account, error)
 
-	// Accounts and APIKeys return the items that can be read, oldest first, and an error for the
-	// others. The zero id is the first account.
+	// Accounts, Merchants and APIKeys return the items that can be read, oldest first, and an error
+	// for the others. The zero id is the first account.
 	Accounts(context.Context) ([]*cardvault.Account, error)
+	Merchants(ctx context.Context, account uuid.UUID) ([]*cardvault.Merchant, error)
 	APIKeys(ctx context.Context, account uuid.UUID) ([]*cardvault.APIKey, error)
+
+	CreateMerchant(ctx context.Context, account uuid.UUID, name string) (*cardvault.Merchant, error)
+	RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error)
+	CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error)
 	DeleteAPIKey(ctx context.Context, account, id uuid.UUID) error
+
+	AuditPublicKeys(context.Context) ([]ed25519.PublicKey, error)
+	ExportAudit(context.Context, io.Writer, AuditLog) error
+}
+
+// An AuditLog names an audit log, between two times if they are set.
+type AuditLog struct {
+	Account  uuid.UUID // zero: the first account
+	Whole    bool      // the log of the whole vault instead
+	From, To time.Time
 }
 
 var (
@@ -69,14 +89,53 @@ func (l Local) Accounts(ctx context.Context) ([]*cardvault.Account, error) {
 	return Collect(l.AllAccounts(ctx, &cardvault.ListOptions{Ascending: true}))
 }
 
+// UpdateAccount implements Vault.
+func (l Local) UpdateAccount(ctx context.Context, id uuid.UUID, u cardvault.AccountUpdate) (*cardvault.Account, error) {
+	return l.of(id).UpdateAccount(ctx, u)
+}
+
+// Merchants implements Vault.
+func (l Local) Merchants(ctx context.Context, account uuid.UUID) ([]*cardvault.Merchant, error) {
+	return Collect(l.of(account).AllMerchants(ctx, &cardvault.ListOptions{Ascending: true}))
+}
+
+// CreateMerchant implements Vault.
+func (l Local) CreateMerchant(ctx context.Context, account uuid.UUID, name string) (*cardvault.Merchant, error) {
+	return l.of(account).CreateMerchant(ctx, name, nil)
+}
+
+// RotatePaymentSecret implements Vault.
+func (l Local) RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error) {
+	return l.of(account).RotatePaymentSecret(ctx, merchant, nil)
+}
+
 // APIKeys implements Vault.
 func (l Local) APIKeys(ctx context.Context, account uuid.UUID) ([]*cardvault.APIKey, error) {
 	return Collect(l.of(account).AllAPIKeys(ctx, &cardvault.ListOptions{Ascending: true}))
 }
 
+// CreateAPIKey implements Vault.
+func (l Local) CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error) {
+	return l.of(account).CreateAPIKey(ctx, label, scopes, opts)
+}
+
 // DeleteAPIKey implements Vault.
 func (l Local) DeleteAPIKey(ctx context.Context, account, id uuid.UUID) error {
 	return l.of(account).DeleteAPIKey(ctx, id)
+}
+
+// AuditPublicKeys implements Vault.
+func (l Local) AuditPublicKeys(context.Context) ([]ed25519.PublicKey, error) {
+	return l.Vault.AuditPublicKeys(), nil
+}
+
+// ExportAudit implements Vault.
+func (l Local) ExportAudit(ctx context.Context, w io.Writer, log AuditLog) error {
+	of := l.of(log.Account)
+	if log.Whole {
+		of = l.In(uuid.Nil)
+	}
+	return of.ExportAudit(ctx, w, log.From, log.To)
 }
 
 // Collect returns the items of a list that can be read, and an error for the others.

@@ -1,0 +1,374 @@
+package operator_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/operator"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
+	"github.com/google/uuid"
+)
+
+// A wire is a listener, and the connections to it, without a system below.
+type wire struct {
+	conns chan net.Conn
+	ended chan struct{}
+	once  sync.Once
+}
+
+func newWire() *wire { return &wire{conns: make(chan net.Conn), ended: make(chan struct{})} }
+
+func (w *wire) Accept() (net.Conn, error) {
+	select {
+	case c := <-w.conns:
+		return c, nil
+	case <-w.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (w *wire) Close() error {
+	w.once.Do(func() { close(w.ended) })
+	return nil
+}
+
+func (w *wire) Addr() net.Addr { return &net.UnixAddr{Name: "wire", Net: "unix"} }
+
+func (w *wire) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	a, b := net.Pipe()
+	select {
+	case w.conns <- b:
+		return a, nil
+	case <-w.ended:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// wired returns a client of a handler.
+func wired(t *testing.T, h http.Handler) *operator.Client {
+	t.Helper()
+	w, server := newWire(), &http.Server{Handler: h}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(w) }()
+	c := operator.NewClient(w.dial)
+	t.Cleanup(func() {
+		if err := errors.Join(c.Close(), server.Close()); err != nil {
+			t.Error(err)
+		}
+		<-served
+	})
+	return c
+}
+
+// A slow vault has one call, which takes a while.
+type slow struct {
+	operator.Vault
+	takes time.Duration
+}
+
+func (s slow) Scrub(ctx context.Context) error {
+	select {
+	case <-time.After(s.takes):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestSilence: a call may take long as long as the server lives, and ends when it has said nothing for
+// a minute.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := wired(t, operator.NewHandler(slow{takes: 3 * time.Hour}, slog.New(slog.DiscardHandler)))
+		if err := c.Scrub(t.Context()); err != nil {
+			t.Errorf("a long call: %v", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := wired(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}))
+		began := time.Now()
+		err := c.Scrub(t.Context())
+		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "said nothing for too long") || took != time.Minute {
+			t.Errorf("a server that hangs: %v after %v", err, took)
+		}
+	})
+}
+
+// TestTooMany: a server does some calls at a time, and refuses more without doing anything.
+func TestTooMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := wired(t, operator.NewHandler(slow{takes: time.Hour}, slog.New(slog.DiscardHandler)))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		for range operator.MostCalls {
+			go func() { ended <- c.Scrub(ctx) }()
+		}
+		synctest.Wait()
+		if err := c.Scrub(t.Context()); err == nil || !strings.Contains(err.Error(), "too many calls") {
+			t.Errorf("one more: %v", err)
+		}
+		cancel()
+		for range operator.MostCalls {
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("a call that was given up: %v", err)
+			}
+		}
+		synctest.Wait()
+		if err := c.Scrub(t.Context()); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+// TestVersion: a call that the server does not have, or arguments that it does not know, are refused
+// with a hint.
+func TestVersion(t *testing.T) {
+	h := operator.NewHandler(slow{}, slog.New(slog.DiscardHandler))
+	w := newWire()
+	server := &http.Server{Handler: h}
+	go func() { _ = server.Serve(w) }()
+	defer server.Close()
+	c := http.Client{Transport: &http.Transport{DialContext: w.dial, DisableKeepAlives: true}}
+	for _, body := range []string{
+		`{"Call":"explode"}`, `{"Call":"scrub","Later":1}`, `{`, ``, `{"Call":"scrub","Name":"` + strings.Repeat("x", 64<<10) + `"}`,
+	} {
+		resp, err := c.Post("http://operator/", "", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if resp.Body.Close(); err != nil || resp.StatusCode != 404 || !bytes.Contains(text, []byte("is it of another version?")) {
+			t.Errorf("%.40q: status %d, %s, %v", body, resp.StatusCode, text, err)
+		}
+	}
+	if err := wired(t, http.NotFoundHandler()).Scrub(t.Context()); err == nil || !strings.Contains(err.Error(), "404 page not found") {
+		t.Errorf("another server: %v", err)
+	}
+}
+
+// TestMakes: accounts, merchants and keys are made through the socket. Their secrets come once, and are
+// in no line of the log.
+func TestMakes(t *testing.T) {
+	v := vaulttest.New(t)
+	var log bytes.Buffer
+	c := wired(t, operator.NewHandler(operator.Local{Vault: v}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))))
+
+	a, err := c.CreateAccount(t.Context(), "shop", nil)
+	if err != nil || a.Name != "shop" {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	no := false
+	a, err = c.UpdateAccount(t.Context(), a.ID, cardvault.AccountUpdate{ImportApproved: &no})
+	if err != nil || a.ImportApproved || !a.NetworkTokensActive {
+		t.Errorf("%+v, %v", a, err)
+	}
+	m, err := c.CreateMerchant(t.Context(), a.ID, "books")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.RotatePaymentSecret(t.Context(), a.ID, m.ID)
+	if err != nil || len(s.Secret.Text()) != 43 || s.KeyID == "" {
+		t.Errorf("a payment secret: %+v, %v", s, err)
+	}
+	if all, err := c.Merchants(t.Context(), a.ID); err != nil || len(all) != 2 || all[1].ID != m.ID || len(all[1].Secrets) != 1 || all[1].Secrets[0].KeyID != s.KeyID {
+		t.Errorf("merchants %+v, %v", all, err)
+	}
+	k, err := c.CreateAPIKey(t.Context(), a.ID, "till", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := v.Authenticate(t.Context(), k.Text.Text()); err != nil || p.Account.ID != a.ID {
+		t.Errorf("the key opens %+v, %v", p, err)
+	}
+	if all, err := c.APIKeys(t.Context(), a.ID); err != nil || len(all) != 1 || all[0].ID != k.ID || !all[0].Text.IsZero() || all[0].ExpiresAt.IsZero() {
+		t.Errorf("keys %+v, %v", all, err)
+	}
+	for _, secret := range []string{k.Text.Text(), s.Secret.Text()} {
+		if text := log.String(); !strings.Contains(text, "create-key") || strings.Contains(text, secret) {
+			t.Errorf("the log has %s", text)
+		}
+	}
+
+	if _, err := c.CreateAPIKey(t.Context(), a.ID, "", nil, nil); len(cardvault.FieldErrors(err)) == 0 {
+		t.Errorf("a key without scopes: %v", err)
+	}
+	if _, err := c.RotatePaymentSecret(t.Context(), a.ID, uuid.New()); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("a secret of an unknown merchant: %v", err)
+	}
+	if _, err := c.CreateMerchant(t.Context(), uuid.New(), "books"); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("a merchant of an unknown account: %v", err)
+	}
+}
+
+// A deaf writer has no place for an answer.
+type deaf struct{ http.ResponseWriter }
+
+func (deaf) Write([]byte) (int, error) { return 0, errors.New("nobody reads") }
+
+func (d deaf) Unwrap() http.ResponseWriter { return d.ResponseWriter }
+
+// TestKeyWithoutReader: a key whose text does not reach the client is revoked, since nobody has it.
+func TestKeyWithoutReader(t *testing.T) {
+	v := vaulttest.New(t)
+	h := operator.NewHandler(operator.Local{Vault: v}, slog.New(slog.DiscardHandler))
+	c := wired(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(deaf{w}, r) }))
+	if k, err := c.CreateAPIKey(t.Context(), uuid.Nil, "lost", cardvault.AllScopes(), nil); err == nil {
+		t.Errorf("key %v without an answer", k.ID)
+	}
+	if all, err := (operator.Local{Vault: v}).APIKeys(t.Context(), uuid.Nil); err != nil || len(all) > 0 {
+		t.Errorf("keys %+v, %v", all, err)
+	}
+}
+
+// TestIncrement: the server reads the manifest of the base at the client, piece by piece, and writes
+// the manifest of the backup there.
+func TestIncrement(t *testing.T) {
+	key := bytes.Repeat([]byte{7}, cardvault.KeySize)
+	keys, err := cardvault.KeyBytes(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	c := wired(t, operator.NewHandler(operator.Local{Vault: v}, slog.New(slog.DiscardHandler)))
+	makes := func(n int) {
+		for i := range n {
+			if _, err := v.CreateMerchant(t.Context(), fmt.Sprint("merchant ", i), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+
+	makes(200)
+	var full, manifest, increment, later bytes.Buffer
+	if _, err := c.Backup(t.Context(), &full, &cardvault.BackupOptions{Manifest: &manifest}); err != nil {
+		t.Fatal(err)
+	}
+	makes(1)
+	since := &counted{ReadSeeker: bytes.NewReader(manifest.Bytes())}
+	r, err := c.Backup(t.Context(), &increment, &cardvault.BackupOptions{Since: since, Manifest: &later})
+	if err != nil || r.Unchanged == 0 || increment.Len() >= full.Len() || later.Len() == 0 || since.read < int64(manifest.Len()) {
+		t.Fatalf("%+v, %v, after %d bytes of a manifest", r, err, since.read)
+	}
+	s := memstore.New()
+	restored, err := cardvault.Restore(t.Context(), s, keys, &full, &cardvault.RestoreOptions{Increments: []io.Reader{&increment}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox, Thaw: restored.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twin.Close()
+	if all, err := (operator.Local{Vault: twin}).Merchants(t.Context(), uuid.Nil); err != nil || len(all) != 202 {
+		t.Errorf("%d merchants are restored, %v", len(all), err)
+	}
+
+	edited := bytes.Clone(manifest.Bytes())
+	edited[len(edited)-100] ^= 1
+	broken := errors.New("broken")
+	for name, o := range map[string]*cardvault.BackupOptions{
+		"an edited manifest":               {Since: bytes.NewReader(edited)},
+		"a manifest that was cut off":      {Since: bytes.NewReader(manifest.Bytes()[:manifest.Len()-1])},
+		"a manifest that cannot be read":   {Since: &failingSeeker{err: broken}},
+		"a writer of the manifest, broken": {Manifest: failing{broken}},
+	} {
+		_, err := c.Backup(t.Context(), io.Discard, o)
+		if want := cardvault.ErrDamaged; !errors.Is(err, want) && !errors.Is(err, broken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := c.Backup(t.Context(), io.Discard, new(cardvault.BackupOptions)); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// counted counts the bytes that are read.
+type counted struct {
+	io.ReadSeeker
+	read int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.ReadSeeker.Read(b)
+	c.read += int64(n)
+	return n, err
+}
+
+type failingSeeker struct{ err error }
+
+func (f failingSeeker) Read([]byte) (int, error)       { return 0, f.err }
+func (f failingSeeker) Seek(int64, int) (int64, error) { return 0, nil }
+
+// TestRepairAndAudit: a repair, and the log of an account and of the vault, come through the socket.
+func TestRepairAndAudit(t *testing.T) {
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Audit: new(cardvault.AuditOptions)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	c := wired(t, operator.NewHandler(operator.Local{Vault: v}, slog.New(slog.DiscardHandler)))
+	told := 0
+	r, err := c.Repair(t.Context(), &cardvault.RepairOptions{Progress: func(cardvault.RepairProgress) { told++ }})
+	if err != nil || r.Records == 0 || told == 0 || len(r.Found) > 0 {
+		t.Errorf("%+v, %d times of progress, %v", r, told, err)
+	}
+	if _, err := c.Repair(t.Context(), &cardvault.RepairOptions{Position: "nowhere"}); len(cardvault.FieldErrors(err)) != 1 {
+		t.Errorf("an unknown position: %v", err)
+	}
+	if _, err := c.CreateMerchant(t.Context(), uuid.Nil, "books"); err != nil {
+		t.Fatal(err)
+	}
+
+	public, err := c.AuditPublicKeys(t.Context())
+	if err != nil || len(public) != 1 {
+		t.Fatalf("%d keys, %v", len(public), err)
+	}
+	for operation, log := range map[string]operator.AuditLog{"vault.repair": {Whole: true}, "merchant.create": {}} {
+		var export bytes.Buffer
+		if err := c.ExportAudit(t.Context(), &export, log); err != nil {
+			t.Fatal(err)
+		}
+		named := 0
+		found := func(r *audit.Record) error {
+			if r.Operation == operation && strings.HasPrefix(r.Actor.Name, "vaultctl of ") {
+				named++
+			}
+			return nil
+		}
+		r, err := audit.Verify(&export, &audit.VerifyOptions{PublicKeys: public, Each: found, Open: found})
+		if err != nil || named == 0 || (r.AccountID == uuid.Nil) != log.Whole {
+			t.Errorf("%s: %d records of account %v, %v", operation, named, r.AccountID, err)
+		}
+	}
+	if err := c.ExportAudit(t.Context(), failing{io.ErrShortWrite}, operator.AuditLog{}); !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("a writer that fails: %v", err)
+	}
+}
