@@ -39,10 +39,11 @@ const (
 	unlinked
 	renamed
 	logged // a line of the log of acknowledged operations: not on the disk
+	read   // changes nothing, and is no action of a disk
 )
 
 func (s sort) String() string {
-	return [...]string{"", "write", "truncate", "sync", "failed sync", "link", "unlink", "rename", "log"}[s]
+	return [...]string{"", "write", "truncate", "sync", "failed sync", "link", "unlink", "rename", "log", "read"}[s]
 }
 
 // A disk is a file system in memory. It keeps every change in its order, and fails calls on
@@ -59,6 +60,11 @@ type disk struct {
 	last    uint64 // inode
 	calls   int    // that change something, and were not written to the log
 	fail    func(call int, what sort) syscall.Errno
+
+	// If forgets is set, the system forgets now and then what it has read of a file, so that it
+	// reads mapped files too.
+	forgets    bool
+	forgetting sync.WaitGroup
 }
 
 const logName = "log"
@@ -81,6 +87,7 @@ func mount(t *testing.T) *disk {
 		t.Skipf("No file system can be mounted: %v", err)
 	}
 	t.Cleanup(func() {
+		d.forgetting.Wait()
 		if err := server.Unmount(); err != nil { // a process that hangs may hold it
 			t.Errorf("unmount: %v", errors.Join(err, syscall.Unmount(d.dir, syscall.MNT_DETACH)))
 		}
@@ -200,6 +207,11 @@ func (n *node) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, sys
 func (n *node) Read(_ context.Context, _ fs.FileHandle, into []byte, at int64) (fuse.ReadResult, syscall.Errno) {
 	n.disk.mu.Lock()
 	defer n.disk.mu.Unlock()
+	if n.disk.fail != nil {
+		if errno := n.disk.fail(n.disk.calls, read); errno != 0 {
+			return nil, errno
+		}
+	}
 	from := min(int(at), len(n.data))
 	return fuse.ReadResultData(slices.Clone(n.data[from:min(from+len(into), len(n.data))])), 0
 }
@@ -216,6 +228,9 @@ func (n *node) Write(_ context.Context, _ fs.FileHandle, data []byte, at int64) 
 		return 0, errno
 	}
 	n.data = a.apply(n.data)
+	if n.disk.forgets && n.disk.calls%10 == 0 {
+		n.disk.forgetting.Go(func() { n.NotifyContent(0, 0) }) // waits for this write
+	}
 	return uint32(len(data)), 0
 }
 

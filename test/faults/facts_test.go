@@ -30,6 +30,7 @@ type line struct {
 	Error string `json:",omitempty"`
 
 	Import *imported `json:",omitempty"`
+	Anchor string    `json:",omitempty"` // the text to which the anchor has advanced
 }
 
 // An imported card can be imported again.
@@ -43,6 +44,8 @@ const (
 	undone  state = "undone"  // it has failed, and has changed nothing
 	unknown state = "unknown" // it has failed, and may have changed all that it could
 	passes  state = "passes"  // it waits until a time
+
+	anchored state = "anchored" // the anchor has advanced, beside the operations
 )
 
 func parseLine(text string) (l line) {
@@ -77,16 +80,23 @@ type known struct {
 	makes []line            // operations without an outcome that may have made something
 	last  time.Time
 
-	imports []line           // without an outcome
-	backups map[string]facts // facts at the time of a backup
-	alone   bool             // the vault did nothing else during the only backup
+	imports []line // without an outcome
 	acked   int
+
+	backups    int   // acknowledged, without the increments
+	increments int   // acknowledged since the last of them
+	backedUp   facts // at the last acknowledged backup or increment
+	restoring  facts // when the restoration began, whose ledger has the deletions until then
+	alone      bool  // the vault did nothing else during a backup
+
+	anchor string // the last text
+	apart  bool   // the anchor is on another disk, which loses nothing
 
 	lines []line // all, for a report
 }
 
 func newKnown() *known {
-	return &known{facts: facts{}, maybe: map[string][]fact{}, open: map[int]line{}, backups: map[string]facts{}}
+	return &known{facts: facts{}, maybe: map[string][]fact{}, open: map[int]line{}}
 }
 
 func (k *known) take(l line) {
@@ -94,7 +104,10 @@ func (k *known) take(l line) {
 	if l.At.After(k.last) {
 		k.last = l.At
 	}
-	if l.State == passes {
+	if l.Anchor != "" {
+		k.anchor = l.Anchor
+	}
+	if l.State == passes || l.State == anchored {
 		return
 	}
 	begin := k.open[l.Worker]
@@ -102,6 +115,9 @@ func (k *known) take(l line) {
 	switch l.State {
 	case begun:
 		k.open[l.Worker] = l
+		if l.Op == "restore" {
+			k.restoring = maps.Clone(k.facts)
+		}
 	case unknown:
 		k.unsure(begin)
 	case done:
@@ -112,9 +128,12 @@ func (k *known) take(l line) {
 		for name, f := range l.Facts {
 			k.facts[name] = f
 			delete(k.maybe, name)
-			if strings.HasPrefix(name, "backup/") {
-				k.backups[name] = maps.Clone(k.facts)
-			}
+		}
+		switch l.Op {
+		case "backup":
+			k.backups, k.increments, k.backedUp = k.backups+1, 0, maps.Clone(k.facts)
+		case "increment":
+			k.increments, k.backedUp = k.increments+1, maps.Clone(k.facts)
 		}
 	}
 }
@@ -139,6 +158,9 @@ func (k *known) died() {
 	}
 }
 
+// notInside are facts about a vault that it does not have itself.
+var notInside = []string{"restored", "key", "place"}
+
 // compare returns the facts that the vault lacks or must not have. Facts that the log leaves open are
 // known from then on.
 func (k *known) compare(have facts, now time.Time) (wrong []string) {
@@ -157,7 +179,7 @@ func (k *known) compare(have facts, now time.Time) (wrong []string) {
 	makes, later := slices.Clone(k.makes), map[string][]fact{}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		parts := strings.Split(name, "/")
-		if parts[0] == "backup" || parts[0] == "restored" || len(parts) > 2 && states[parts[1]] == "frozen" {
+		if slices.Contains(notInside, parts[0]) || len(parts) > 2 && states[parts[1]] == "frozen" {
 			continue
 		}
 		want, ok := k.facts[name]

@@ -19,6 +19,7 @@ var sortsOfFailure = map[string]struct {
 	"EIO once":          {syscall.EIO, 1, []sort{wrote, truncated, synced, linked, unlinked, renamed}},
 	"EIO for a while":   {syscall.EIO, 15, []sort{wrote, truncated, synced, linked, unlinked, renamed}},
 	"EIO of syncs":      {syscall.EIO, 1, []sort{synced}},
+	"EIO of reads":      {syscall.EIO, 15, []sort{read}},
 	"full":              {syscall.ENOSPC, 15, []sort{wrote, truncated, linked}},
 	"mounted read-only": {syscall.EROFS, 15, []sort{wrote, truncated, linked, unlinked, renamed}},
 }
@@ -34,6 +35,8 @@ func TestFailingDisk(t *testing.T) {
 			for life := range points(1, 20) {
 				random := rand.New(rand.NewPCG(uint64(life), uint64(failure.errno)))
 				d := mount(t)
+				unreadable := slices.Contains(failure.sorts, read)
+				d.forgets = unreadable
 				from := 40 + random.IntN(80)
 				var failures []int // numbers of actions
 				d.fail = func(call int, what sort) syscall.Errno {
@@ -48,7 +51,7 @@ func TestFailingDisk(t *testing.T) {
 					}
 					return 0
 				}
-				worked(t, &orders{Dir: d.dir, Log: filepath.Join(d.dir, logName), Sim: filepath.Join(t.TempDir(), "sim"), Random: 60, Seed: uint64(life), Faulty: true})
+				worked(t, &orders{Dir: d.dir, Log: filepath.Join(d.dir, logName), Sim: filepath.Join(t.TempDir(), "sim"), Random: 60, Seed: uint64(life), Faulty: true, Unreadable: unreadable})
 
 				// The disk as it is, and as losses of power leave it soon after a failure.
 				var all []cut

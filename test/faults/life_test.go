@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +39,8 @@ type orders struct {
 	Workers int
 	Seed    uint64
 	Faulty  bool // the disk fails: operations may too, and are gone on with
+
+	Unreadable bool // reads fail: the records look damaged
 }
 
 const ordersVariable = "CARDVAULT_ORDERS"
@@ -66,6 +69,11 @@ type life struct {
 	text  *bytes.Buffer // of the logger
 	home  uuid.UUID     // the account in which the workers work
 
+	sim      *simnet.Network
+	anchor   *anchors
+	manifest []byte       // of the backup of this process
+	rest     func() error // ends Run, and closes the vault and its store
+
 	mu    sync.Mutex
 	known *known
 }
@@ -87,15 +95,19 @@ func live(t *testing.T, o *orders) {
 		t.Fatal(err)
 	}
 	defer sim.Close()
-	l.open(sim)
+	folder := filepath.Join(l.Dir, anchorName)
+	if err := os.Mkdir(folder, 0o700); err == nil || errors.Is(err, os.ErrExist) {
+		err = syncFolder(l.Dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.sim, l.anchor = sim, &anchors{Anchor: cardvault.AnchorDir(folder), advanced: func(text []byte) {
+		l.write(line{Op: "anchor", State: anchored, Anchor: string(text)})
+	}}
+	l.open()
 	l.paid()
-	running, stop := context.WithCancel(t.Context())
-	var work sync.WaitGroup
-	work.Go(func() {
-		if err := l.v.Run(running); err != nil && !o.Faulty {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	l.run()
 
 	var workers sync.WaitGroup
 	for n := range max(1, o.Workers) {
@@ -104,11 +116,53 @@ func live(t *testing.T, o *orders) {
 	}
 	workers.Wait()
 
-	stop()
-	work.Wait()
-	if err := errors.Join(l.v.Close(), l.store.Close()); err != nil && !o.Faulty {
+	if err := l.rest(); err != nil && !o.Faulty {
 		t.Errorf("close: %v", err)
 	}
+}
+
+// run begins the background work of the vault.
+func (l *life) run() {
+	running, stop := context.WithCancel(l.Context())
+	v, s := l.v, l.store
+	var work sync.WaitGroup
+	work.Go(func() {
+		if err := v.Run(running); err != nil && !errors.Is(err, cardvault.ErrMoved) && !l.Faulty {
+			l.Errorf("Run: %v", err)
+		}
+	})
+	l.rest = func() error {
+		stop()
+		work.Wait()
+		return errors.Join(v.Close(), s.Close())
+	}
+}
+
+// Anchors are an anchor on the disk of the vault, and a twin on another disk, which loses nothing:
+// the log.
+type anchors struct {
+	cardvault.Anchor
+	advanced func(text []byte)
+	texts    atomic.Int64
+}
+
+func (a *anchors) Advance(ctx context.Context, number uint64, text []byte) error {
+	err := a.Anchor.Advance(ctx, number, text)
+	if err == nil {
+		a.texts.Add(1)
+		a.advanced(text)
+	}
+	return err
+}
+
+// An apart is an anchor on another disk.
+type apart struct{ text []byte }
+
+func (a *apart) Load(context.Context) ([]byte, error) { return a.text, nil }
+
+func (a *apart) Advance(_ context.Context, _ uint64, text []byte) error {
+	a.text = text
+	return nil
 }
 
 // history reads the log of former processes.
@@ -127,14 +181,14 @@ func history(t *testing.T, path string) *known {
 }
 
 // open opens the vault, again if the disk fails.
-func (l *life) open(sim *simnet.Network) {
+func (l *life) open() {
 	ctx := l.Context()
 	l.write(line{Op: "open", State: begun})
 	for attempt := 0; ; attempt++ {
-		s, err := boltstore.Open(ctx, filepath.Join(l.Dir, "vault", "cardvault.db"), &boltstore.Options{Logger: slog.New(slog.NewTextHandler(l.text, nil))})
+		s, err := l.openStore("vault")
 		if err == nil {
 			l.store = s
-			if l.v, err = cardvault.New(ctx, s, keys(l.T), vaultOptions(sim)); err == nil {
+			if l.v, err = cardvault.New(ctx, s, keyring(l.T, l.known.keys()...), vaultOptions(l.sim, l.anchor)); err == nil {
 				var home *cardvault.Account
 				if home, err = l.v.Account(ctx); err == nil {
 					l.home = home.ID
@@ -149,7 +203,7 @@ func (l *life) open(sim *simnet.Network) {
 		}
 		time.Sleep(time.Minute)
 	}
-	made := facts{name("account", l.home): {Text: "open"}}
+	made := facts{name("account", l.home): {Text: "open"}, "key": {Text: strconv.Itoa(l.known.keys()[0])}}
 	if l.known.acked == 0 {
 		made["terms"] = fact{Text: "1"}
 	}
@@ -167,13 +221,43 @@ func (l *life) paid() {
 	}
 }
 
-func keys(t testing.TB) *cardvault.Keyring {
+func (l *life) openStore(place string) (*boltstore.Store, error) {
+	return boltstore.Open(l.Context(), filepath.Join(l.Dir, place, "cardvault.db"), &boltstore.Options{Logger: slog.New(slog.NewTextHandler(l.text, nil))})
+}
+
+// keyring returns a keyring of the keys with these numbers.
+func keyring(t testing.TB, numbers ...int) *cardvault.Keyring {
 	t.Helper()
-	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))
-	if err != nil {
-		t.Fatal(err)
+	var all []*cardvault.Keyring
+	for _, n := range numbers {
+		key, err := cardvault.KeyBytes(bytes.Repeat([]byte{7 + byte(n)}, cardvault.KeySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, key)
 	}
-	return keys
+	return cardvault.JoinKeyrings(all[0], all[1:]...)
+}
+
+// keys returns the numbers of the keys that may wrap the keys of the vault, the last one first.
+func (k *known) keys() (numbers []int) {
+	for _, f := range append(slices.Clone(k.maybe["key"]), k.facts["key"]) {
+		n, _ := strconv.Atoi(f.Text)
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	slices.Reverse(numbers)
+	return slices.Compact(numbers)
+}
+
+// everyKey returns a keyring for backups of any time.
+func (k *known) everyKey(t testing.TB) *cardvault.Keyring {
+	last := k.keys()[0]
+	var numbers []int
+	for n := range min(last+1, 16) {
+		numbers = append(numbers, last-n)
+	}
+	return keyring(t, numbers...)
 }
 
 // An outside takes the events of a vault.
@@ -183,10 +267,10 @@ func (outside) Event(context.Context, *cardvault.Event) error { return nil }
 
 const retention = 30 * 24 * time.Hour
 
-func vaultOptions(sim *simnet.Network) *cardvault.Options {
+func vaultOptions(sim *simnet.Network, anchor cardvault.Anchor) *cardvault.Options {
 	o := &cardvault.Options{
 		Mode: cardvault.Sandbox, Events: outside{}, PaymentDataRetention: retention, SessionTTL: time.Hour,
-		Audit: &cardvault.AuditOptions{Failure: cardvault.AuditContinue},
+		Audit: &cardvault.AuditOptions{Failure: cardvault.AuditContinue}, Anchor: anchor,
 	}
 	if sim != nil {
 		o.Network = sim
@@ -261,6 +345,7 @@ func (w *worker) do(op string) {
 	switch {
 	case errors.Is(err, errLater), errors.Is(err, cardvault.ErrOutcomeUnknown), slices.Contains(severalSteps, op):
 		failed.State = unknown
+	case w.Unreadable && errors.Is(err, cardvault.ErrDamaged):
 	case !errors.Is(err, cardvault.ErrUnavailable) && !errors.Is(err, cardvault.ErrStorageFull):
 		w.Errorf("%s: an error that is not documented: %v", op, err)
 	}

@@ -3,8 +3,12 @@ package faults_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -19,11 +23,11 @@ import (
 // All workers do common operations at random. One of them does a rare operation now and then.
 var (
 	commonOps = []string{"import", "import", "import", "lapse", "session", "tokenize", "update", "replace", "delete", "delete", "payment", "apikey", "revoke", "merchant"}
-	rareOps   = []string{"account", "freeze", "thaw", "close", "rotate", "reseal", "retire", "series", "scrub", "repair", "backup", "verify"}
+	rareOps   = []string{"account", "freeze", "thaw", "close", "rotate", "reseal", "retire", "series", "changekey", "anchor", "scrub", "repair", "backup", "increment", "verify"}
 )
 
 // severalSteps take more than one transaction, so their errors leave open how far they have come.
-var severalSteps = []string{"retire", "close", "payment", "rotate", "series", "reseal", "repair", "backup", "restore", "compact", "verify", "scrub", "tokenize", "replace"}
+var severalSteps = []string{"retire", "close", "payment", "rotate", "series", "reseal", "repair", "backup", "increment", "restore", "move", "compact", "verify", "scrub", "tokenize", "replace"}
 
 func init() {
 	maps.Copy(ops, map[string]func(*attempt) (facts, error){
@@ -35,6 +39,7 @@ func init() {
 		"rotate": (*attempt).doRotate, "reseal": (*attempt).doReseal, "retire": (*attempt).doRetire, "series": (*attempt).doSeries,
 		"scrub": (*attempt).doScrub, "repair": (*attempt).doRepair, "backup": (*attempt).doBackup, "restore": (*attempt).doRestore,
 		"verify": (*attempt).doVerify, "compact": (*attempt).doCompact, "hour": (*attempt).doHour,
+		"changekey": (*attempt).doChangeKey, "anchor": (*attempt).doAnchor, "increment": (*attempt).doIncrement, "move": (*attempt).doMove,
 	})
 }
 
@@ -353,47 +358,211 @@ func (a *attempt) doVerify() (facts, error) {
 	return nil, err
 }
 
-const backupName = "backup"
+// doChangeKey has the next key wrap the keys of the vault.
+func (a *attempt) doChangeKey() (facts, error) {
+	a.mu.Lock()
+	numbers := a.known.keys()
+	a.mu.Unlock()
+	changed := facts{"key": {Text: strconv.Itoa(numbers[0] + 1)}}
+	a.begin(changed)
+	return changed, a.v.ChangeKeyring(a.Context(), keyring(a.T, numbers[0]+1))
+}
 
-// doBackup writes a backup beside the vault, durably.
-func (a *attempt) doBackup() (facts, error) {
-	a.begin(nil)
-	var stream bytes.Buffer
-	report, err := a.v.Backup(a.Context(), &stream, nil)
+// doAnchor lets so much time pass that the anchor follows what was committed.
+func (a *attempt) doAnchor() (facts, error) {
+	before := a.anchor.texts.Load()
+	made, err := a.doMerchant()
 	if err != nil {
 		return nil, err
 	}
+	a.pass(11 * time.Second)
+	if !a.Faulty && a.anchor.texts.Load() == before {
+		err = errors.New("the anchor has not followed")
+	}
+	return made, err
+}
 
-	path := filepath.Join(a.Dir, backupName)
+// The files beside the vault.
+const (
+	backupName    = "backup"
+	incrementName = "increment"
+	ledgerName    = "ledger" // of deletions after the backup
+	restoredName  = "restored"
+	movedName     = "moved"
+	anchorName    = "anchor"
+)
+
+// keep writes a file beside the vault, durably.
+func (l *life) keep(name string, data []byte) error {
+	path := filepath.Join(l.Dir, name)
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	_, err = f.Write(stream.Bytes())
+	_, err = f.Write(data)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	dir, opened := os.Open(a.Dir)
-	if err = errors.Join(err, opened); err == nil {
-		err = errors.Join(dir.Sync(), dir.Close())
+	if err != nil {
+		return err
 	}
-	return facts{"backup/" + report.ID.String(): {Text: "whole"}}, err
+	return syncFolder(l.Dir)
 }
 
-const restoredName = "restored"
-
-// doRestore restores the backup into another place.
-func (a *attempt) doRestore() (facts, error) {
-	stream, err := os.ReadFile(filepath.Join(a.Dir, backupName))
+func syncFolder(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func (a *attempt) doBackup() (facts, error) {
+	a.begin(nil)
+	var stream, manifest bytes.Buffer
+	if _, err := a.v.Backup(a.Context(), &stream, &cardvault.BackupOptions{Manifest: &manifest}); err != nil {
+		return nil, err
+	}
+	a.manifest = nil // of another backup
+	err := os.Remove(filepath.Join(a.Dir, incrementName))
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = a.keep(backupName, stream.Bytes())
+	}
+	if err == nil {
+		a.manifest = manifest.Bytes()
+	}
+	return nil, err
+}
+
+// doIncrement backs up what has changed since the backup of this process. A later increment takes
+// its place.
+func (a *attempt) doIncrement() (facts, error) {
+	if a.manifest == nil {
 		return nil, errNothing
 	}
+	a.begin(nil)
+	var stream bytes.Buffer
+	_, err := a.v.Backup(a.Context(), &stream, &cardvault.BackupOptions{Since: bytes.NewReader(a.manifest)})
+	if err != nil {
+		return nil, err
+	}
+	return nil, a.keep(incrementName, stream.Bytes())
+}
+
+// A deletions is the ledger for a restoration, as it is stored.
+type deletions struct {
+	Exports [][]byte
+	Keys    []ed25519.PublicKey
+}
+
+// doRestore restores the backup and its increment into another place, and repeats the deletions
+// since.
+func (a *attempt) doRestore() (facts, error) {
+	if _, err := os.Stat(filepath.Join(a.Dir, backupName)); err != nil {
+		return nil, errNothing
+	}
+	kept := deletions{Keys: a.v.AuditPublicKeys()}
+	for account, err := range a.v.AllAccounts(a.Context(), nil) {
+		if err != nil {
+			return nil, err
+		}
+		var export bytes.Buffer
+		if err := a.v.In(account.ID).ExportAudit(a.Context(), &export, time.Time{}, time.Time{}); err != nil {
+			return nil, err
+		}
+		kept.Exports = append(kept.Exports, export.Bytes())
+	}
+	text, err := json.Marshal(kept)
+	if err = errors.Join(err, a.keep(ledgerName, text)); err != nil {
+		return nil, err
+	}
+
 	a.begin(facts{"restored/": {Text: "under way"}})
-	r, err := cardvault.RestoreDir(a.Context(), filepath.Join(a.Dir, restoredName), keys(a.T), bytes.NewReader(stream), nil)
+	c, err := chainIn(a.Dir)
+	if err != nil {
+		return nil, err
+	}
+	r, err := cardvault.RestoreDir(a.Context(), filepath.Join(a.Dir, restoredName), a.known.everyKey(a.T), c.backup(), c.options())
 	if err != nil {
 		return nil, err
 	}
 	return facts{"restored/": {Text: r.ID.String()}}, nil
+}
+
+// A chain is what is needed to restore a vault.
+type chain struct {
+	full, increment []byte
+	ledger          *deletions // nil: no restoration has begun
+}
+
+// chainIn reads the files beside a vault. Without a backup the chain is nil.
+func chainIn(dir string) (c *chain, err error) {
+	c = new(chain)
+	if c.full, err = os.ReadFile(filepath.Join(dir, backupName)); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.increment, err = os.ReadFile(filepath.Join(dir, incrementName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, ledgerName))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return c, nil
+	case err != nil:
+		return nil, err
+	}
+	return c, json.Unmarshal(text, &c.ledger)
+}
+
+func (c *chain) backup() io.Reader { return bytes.NewReader(c.full) }
+
+func (c *chain) options() *cardvault.RestoreOptions {
+	o := new(cardvault.RestoreOptions)
+	if c.increment != nil {
+		o.Increments = []io.Reader{bytes.NewReader(c.increment)}
+	}
+	if c.ledger != nil {
+		o.Ledger = &cardvault.DeletionLedger{PublicKeys: c.ledger.Keys}
+		for _, e := range c.ledger.Exports {
+			o.Ledger.Exports = append(o.Ledger.Exports, bytes.NewReader(e))
+		}
+	}
+	return o
+}
+
+// doMove moves the vault to another place, where the life goes on.
+func (a *attempt) doMove() (facts, error) {
+	r, err := a.v.KeyReport(a.Context())
+	if err != nil {
+		return nil, errNothing
+	}
+	moved := facts{"place": {Text: movedName}, "terms": {Text: strconv.Itoa(len(r.Terms) + 1)}}
+	a.begin(moved)
+	to, err := a.openStore(movedName)
+	if err != nil {
+		return nil, err
+	}
+	ring := a.known.everyKey(a.T)
+	if _, err := cardvault.Move(a.Context(), a.store, to, ring, moveOptions(a.anchor)); err != nil {
+		return nil, errors.Join(err, to.Close())
+	}
+	if err := a.rest(); err != nil {
+		return nil, err
+	}
+	a.store = to
+	a.v, err = cardvault.New(a.Context(), to, ring, vaultOptions(a.sim, a.anchor))
+	if err == nil {
+		a.run()
+	}
+	return moved, err
+}
+
+func moveOptions(anchor cardvault.Anchor) *cardvault.MoveOptions {
+	o := vaultOptions(nil, anchor)
+	return &cardvault.MoveOptions{Audit: o.Audit, Anchor: o.Anchor}
 }
 
 func (a *attempt) doCompact() (facts, error) {

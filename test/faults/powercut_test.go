@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -29,7 +28,8 @@ import (
 var everything = []string{
 	"import", "import", "lapse", "merchant", "session", "tokenize", "payment", "payment", "apikey", "apikey",
 	"update", "replace", "delete", "revoke", "account", "freeze", "thaw", "rotate", "import", "reseal", "retire", "series",
-	"session", "backup", "restore", "delete", "import", "close", "hour", "scrub", "repair", "compact", "import", "update", "verify",
+	"changekey", "anchor", "session", "backup", "delete", "import", "increment", "revoke", "delete", "restore", "delete", "import",
+	"close", "hour", "scrub", "repair", "compact", "import", "update", "move", "import", "delete", "verify",
 }
 
 // points returns how many faults a test makes: n, or with FAULTS, as make faults sets it, a part of
@@ -95,17 +95,11 @@ func check(t *testing.T, dir string, k *known, deep bool) (wrong []string) {
 }
 
 func checkIn(t *testing.T, dir string, k *known, deep bool, wrong *[]string) (err error) {
-	ctx := t.Context()
-	s, err := boltstore.Open(ctx, filepath.Join(dir, "vault", "cardvault.db"), nil)
+	v, shut, err := reopened(t, dir, k, wrong)
+	defer func() { err = errors.Join(err, shut()) }()
 	if err != nil {
-		return fmt.Errorf("open the store: %w", err)
+		return fmt.Errorf("open: %w", err)
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	v, err := cardvault.New(ctx, s, keys(t), vaultOptions(nil))
-	if err != nil {
-		return fmt.Errorf("open the vault: %w", err)
-	}
-	defer func() { err = errors.Join(err, v.Close()) }()
 
 	if err := whole(t, v, k, wrong); err != nil {
 		return err
@@ -127,6 +121,63 @@ func checkIn(t *testing.T, dir string, k *known, deep bool, wrong *[]string) (er
 		return fmt.Errorf("the backup: %w", err)
 	}
 	return nil
+}
+
+// reopened opens the vault with the keys that it may have, and with one of its two anchors. It ends
+// a move that was cut.
+func reopened(t *testing.T, dir string, k *known, wrong *[]string) (v *cardvault.Vault, shut func() error, err error) {
+	var open []interface{ Close() error }
+	shut = func() (err error) {
+		for _, c := range slices.Backward(open) {
+			err = errors.Join(err, c.Close())
+		}
+		return err
+	}
+	at := func(place string) (*boltstore.Store, error) {
+		s, err := boltstore.Open(t.Context(), filepath.Join(dir, place, "cardvault.db"), nil)
+		if err == nil {
+			open = append(open, s)
+		}
+		return s, err
+	}
+	s, err := at("vault")
+	if err != nil {
+		return nil, shut, err
+	}
+
+	anchor := cardvault.AnchorDir(filepath.Join(dir, anchorName))
+	if k.apart {
+		anchor = &apart{[]byte(k.anchor)}
+	}
+	numbers, opts := k.keys(), vaultOptions(nil, anchor)
+	if len(numbers) == 1 && numbers[0] > 0 {
+		if _, err := cardvault.New(t.Context(), s, keyring(t, numbers[0]-1), opts); !errors.Is(err, cardvault.ErrWrongKey) {
+			*wrong = append(*wrong, fmt.Sprintf("the former key: %v", err))
+		}
+	}
+	v, err = cardvault.New(t.Context(), s, keyring(t, numbers...), opts)
+	moved, maybe := k.facts["place"].Text != "", len(k.maybe["place"]) > 0
+	switch {
+	case moved && !errors.Is(err, cardvault.ErrMoved):
+		*wrong = append(*wrong, fmt.Sprintf("the former place of a vault that has moved: %v", err))
+	case (moved || maybe) && errors.Is(err, cardvault.ErrMoved):
+		to, opened := at(movedName)
+		if opened != nil {
+			return nil, shut, opened
+		}
+		if maybe {
+			if _, err := cardvault.Move(t.Context(), s, to, keyring(t, numbers...), moveOptions(anchor)); err != nil {
+				return nil, shut, fmt.Errorf("move again: %w", err)
+			}
+		}
+		v, err = cardvault.New(t.Context(), to, keyring(t, numbers...), opts)
+	}
+	if err == nil {
+		open = append(open, v)
+		k.facts["key"] = fact{Text: strconv.Itoa(numbers[0])} // opening it has changed to that
+		delete(k.maybe, "key")
+	}
+	return v, shut, err
 }
 
 // whole verifies a vault and compares it with the known facts.
@@ -175,64 +226,87 @@ func repeated(t *testing.T, v *cardvault.Vault, i *imported, k *known, wrong *[]
 
 // backedUp checks the backup that lies beside the vault, and the vault that was restored from it.
 func backedUp(t *testing.T, dir string, k *known, wrong *[]string) error {
-	stream, err := os.ReadFile(filepath.Join(dir, backupName))
-	if errors.Is(err, fs.ErrNotExist) {
-		if len(k.backups) > 0 {
+	c, err := chainIn(dir)
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		if k.backups > 0 {
 			*wrong = append(*wrong, "the backup is lost")
 		}
 		return nil
 	}
-	if err != nil {
-		return err
+	if k.alone && k.increments > 0 && c.increment == nil {
+		*wrong = append(*wrong, "the increment is lost")
 	}
 	had := newKnown()
-	had.facts = k.facts // unless it was acknowledged
-	for _, had.facts = range k.backups {
+	had.facts = maps.Clone(k.facts) // unless it was acknowledged
+	if k.backups > 0 && (c.increment == nil || k.increments > 0) {
+		had.facts = maps.Clone(k.backedUp)
 	}
-	had.facts = maps.Clone(had.facts)
-	if !k.alone || len(k.backups) > 1 {
+	had.deletedAgain(k.restoring)
+	if !k.alone || k.backups > 1 {
 		had = nil
 	}
-	ctx := t.Context()
 
 	if f := k.facts["restored/"]; f.Text == "" && len(k.maybe["restored/"]) == 0 {
+		c.ledger = nil
 		m := memstore.New()
-		r, err := cardvault.Restore(ctx, m, keys(t), bytes.NewReader(stream), nil)
+		r, err := cardvault.Restore(t.Context(), m, k.everyKey(t), c.backup(), c.options())
 		if err != nil {
 			return err
 		}
-		opts := vaultOptions(nil)
+		opts := vaultOptions(nil, nil)
 		opts.Thaw = r.ID
-		v, err := cardvault.New(ctx, m, keys(t), opts)
+		v, err := cardvault.New(t.Context(), m, k.everyKey(t), opts)
 		if err != nil {
 			return err
 		}
 		return errors.Join(restored(t, v, had, wrong), v.Close())
 	}
 
-	place, opts := filepath.Join(dir, restoredName), vaultOptions(nil)
+	place, opts := filepath.Join(dir, restoredName), vaultOptions(nil, nil)
 	if id, err := uuid.Parse(k.facts["restored/"].Text); err == nil {
 		opts.Thaw = id
-	} else if opts.Thaw, err = again(t, place, stream); err != nil {
+	} else if opts.Thaw, err = again(t, place, c, k); err != nil {
 		return err
 	}
-	v, err := cardvault.Open(ctx, place, keys(t), opts)
+	v, err := cardvault.Open(t.Context(), place, k.everyKey(t), opts)
 	if err != nil {
 		return err
 	}
 	return errors.Join(restored(t, v, had, wrong), v.Close())
 }
 
+// deletedAgain takes the deletions from the facts of a backup that were made until a restoration.
+// Other changes are not repeated.
+func (k *known) deletedAgain(until facts) {
+	for name := range k.facts {
+		parts := strings.Split(name, "/")
+		object := name
+		switch parts[0] {
+		case "payment":
+			object = "token/" + parts[1] + "/" + parts[2]
+		case "token", "apikey", "secret":
+		default:
+			continue
+		}
+		if f, ok := until[object]; ok && f.Text == "" {
+			k.facts[name] = fact{}
+		}
+	}
+}
+
 // again repeats a restoration that may have ended, and returns the id for Options.Thaw.
-func again(t *testing.T, place string, stream []byte) (uuid.UUID, error) {
-	r, err := cardvault.RestoreDir(t.Context(), place, keys(t), bytes.NewReader(stream), nil)
+func again(t *testing.T, place string, c *chain, k *known) (uuid.UUID, error) {
+	r, err := cardvault.RestoreDir(t.Context(), place, k.everyKey(t), c.backup(), c.options())
 	if err == nil {
 		return r.ID, nil
 	}
 	if !errors.Is(err, cardvault.ErrNotEmpty) {
 		return uuid.Nil, fmt.Errorf("restore again: %w", err)
 	}
-	_, err = cardvault.Open(t.Context(), place, keys(t), vaultOptions(nil))
+	_, err = cardvault.Open(t.Context(), place, k.everyKey(t), vaultOptions(nil, nil))
 	_, text, _ := strings.Cut(fmt.Sprint(err), "Options.Thaw to ")
 	return uuid.Parse(text[:min(36, len(text))])
 }
@@ -300,6 +374,9 @@ func TestPowerCut(t *testing.T) {
 	t.Logf("a disk that syncs nothing is noticed after %d cuts", after)
 }
 
+// restorations are operations whose cuts need a deep check.
+var restorations = []string{"backup", "increment", "restore"}
+
 // cutAt replays the changes of the disk, and checks the files that each cut leaves. A disk that lies
 // does not sync.
 func (d *disk) cutAt(t *testing.T, cuts []cut, alone, lies bool, checked func(cut, []string) (goOn bool)) {
@@ -317,8 +394,8 @@ func (d *disk) cutAt(t *testing.T, cuts []cut, alone, lies bool, checked func(cu
 		}
 		copyOut(t, place, p.lose(c.how, d.folders, random))
 		k := d.known(c.at)
-		k.alone = alone
-		if !checked(c, check(t, place, k, n%10 == 0)) {
+		k.alone, k.apart = alone, n%2 == 0
+		if !checked(c, check(t, place, k, n%10 == 0 || slices.Contains(restorations, c.op))) {
 			return
 		}
 	}
