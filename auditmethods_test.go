@@ -3,11 +3,14 @@ package cardvault_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"reflect"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 )
@@ -21,7 +24,7 @@ var unrecorded = map[string]string{
 	"Reseal":          "does background work",
 	"RecordRefusal":   "records for others",
 	"ExportAudit":     "records itself before it reads: see TestAudit",
-	"ChangeKeyring":   "needs a keyring; its record is written with the keyring",
+	"ChangeKeyring":   "needs a keyring: see TestAuditKeys",
 	"Forward":         "needs a call of package forward, which records each use",
 	"AuditPublicKeys": "returns keys that are public",
 }
@@ -85,4 +88,45 @@ func TestAuditMethods(t *testing.T) {
 			t.Errorf("%s is no method of a vault", name)
 		}
 	}
+}
+
+// TestAuditKeys: each change of the vault's keys has its record, with the caller, and a term that
+// cannot be retired yet has one of a refused call.
+func TestAuditKeys(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{}, cardvault.Sandbox)
+		v.importCard()
+		ctx := cardvault.WithActor(t.Context(), cardvault.Actor{Name: "operator"})
+		for _, s := range []cardvault.KeySeries{cardvault.SeriesAudit, cardvault.SeriesFingerprint, cardvault.SeriesLookup} {
+			_, err := v.RotateSeries(ctx, s, nil)
+			noErr(t, err)
+		}
+		_, err := v.RotateKeys(ctx, nil)
+		noErr(t, err)
+		noErr(t, v.ChangeKeyring(ctx, mustKeyBytes(t, bytes.Repeat([]byte{9}, cardvault.KeySize))))
+		for range 2 { // the first one closes the term, the second does nothing
+			var inUse *cardvault.TermInUseError
+			if err := v.RetireTerm(ctx, 1); !errors.As(err, &inUse) {
+				t.Fatal(err)
+			}
+		}
+		for range 4 {
+			noErr(t, v.Drain(t.Context()))
+			time.Sleep(25 * time.Hour)
+		}
+		noErr(t, v.RetireTerm(ctx, 1))
+
+		want := map[string]bool{"keys.rotate_audit success": true, "keys.rotate_fingerprint success": true, "keys.rotate_lookup success": true,
+			"keys.rotate success": true, "keys.change success": true, "keys.retire refused TERM_IN_USE": true, "keys.retire success": true}
+		_, records := (&audited{v.In(uuid.Nil), t, v.store}).verified()
+		for _, r := range records {
+			if r.Actor.Name == "operator" {
+				delete(want, ops([]*audit.Record{r})[0])
+			}
+		}
+		if len(want) > 0 {
+			t.Errorf("no records of the operator: %v; there are %q", want, ops(records))
+		}
+		noErr(t, v.Close())
+	})
 }

@@ -204,9 +204,9 @@ func serveAWS(c *cloud, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func openAWS(t testing.TB, c *cloud, name, with string) cardvault.KeyWrapper {
-	t.Helper()
-	w, err := keywrappers.AWS(t.Context(), name, awskms.New(awskms.Options{
+// clientOf returns a client of AWS KMS with a secret.
+func clientOf(c *cloud, with string) *awskms.Client {
+	return awskms.New(awskms.Options{
 		BaseEndpoint: &c.URL,
 		HTTPClient:   c.Client(),
 		Region:       "eu-central-1",
@@ -214,7 +214,12 @@ func openAWS(t testing.TB, c *cloud, name, with string) cardvault.KeyWrapper {
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: "AKID", SecretAccessKey: with}, nil
 		}),
-	}))
+	})
+}
+
+func openAWS(t testing.TB, c *cloud, name, with string) cardvault.KeyWrapper {
+	t.Helper()
+	w, err := keywrappers.AWS(t.Context(), name, clientOf(c, with))
 	if err != nil {
 		t.Fatal(err)
 	}
