@@ -94,7 +94,7 @@ bench-big: ## the same with ten million tokens, for the figures that depend on t
 bench-gate: ## fails if calls cost more than internal/bench/testdata/gate.json says (UPDATE=1 writes that)
 	go run -C internal/bench . -gate $(if $(UPDATE),-update)
 
-faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times, ten times as many kills of a vault, also while keys are rotated, changed and retired, records sealed anew, audit records written, accounts closed, vaults repaired and moved, and backups restored with a ledger, a hundred times as many power cuts, and disks that fail: what is lost, and for how long
-	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 120m -run '^Test(Reseal|Keyring|Audit|Ledger|Close|Repair|Move)Killed$$' .
+faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times, ten times as many kills of a vault, also while keys are rotated, changed and retired, records sealed anew, audit records written, accounts closed, vaults repaired and moved, and backups restored with a ledger, a hundred times as many power cuts, fifty times as many damaged files, and disks that fail: what is lost, and for how long
+	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 120m -run '^Test((Reseal|Keyring|Audit|Ledger|Close|Repair|Move)Killed|DamagedFiles)$$' .
 	CI=true FAULTS=$(FAULTS) go test -C test -v -count=1 -timeout 60m ./faults
 	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

@@ -297,7 +297,7 @@ func (t *till) stored(kind store.Kind) (found []*store.Record) {
 			if err != nil {
 				return err
 			}
-			found = append(found, of.Records...)
+			found = append(found, slices.DeleteFunc(of.Records, func(r *store.Record) bool { return !r.Due.IsZero() })...)
 		}
 		return nil
 	}))

@@ -241,27 +241,30 @@ func (f *furnished) pay(v *cardvault.Vault, account uuid.UUID, tokens ...uuid.UU
 
 const filePage = 4096
 
-// damages are what can happen to a file, each from its whole content.
+// damages are what can happen to a file, each from its whole content. Where a page has its content of
+// before, or lacks its end, a search can end as if it were whole, and Verify alone finds that.
 var damages = []struct {
-	name   string
-	damage func(f *furnished, file []byte, random *rand.Rand) []byte
+	name      string
+	whole     bool // each answer shows the damage, if it is in the way
+	whileOpen bool
+	damage    func(f *furnished, file []byte, random *rand.Rand) []byte
 }{
-	{"bit", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+	{"bit", true, false, func(_ *furnished, file []byte, random *rand.Rand) []byte {
 		file[random.IntN(len(file))] ^= 1 << random.IntN(8)
 		return file
 	}},
-	{"zeroed page", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+	{"zeroed page", true, false, func(_ *furnished, file []byte, random *rand.Rand) []byte {
 		clear(pageOf(file, random))
 		return file
 	}},
-	{"swapped pages", func(_ *furnished, file []byte, random *rand.Rand) []byte {
+	{"swapped pages", true, false, func(_ *furnished, file []byte, random *rand.Rand) []byte {
 		a, b := pageOf(file, random), pageOf(file, random)
 		kept := bytes.Clone(a)
 		copy(a, b)
 		copy(b, kept)
 		return file
 	}},
-	{"torn page", func(f *furnished, file []byte, random *rand.Rand) []byte {
+	{"torn page", false, false, func(f *furnished, file []byte, random *rand.Rand) []byte {
 		page := random.IntN(len(file) / filePage)
 		at := page*filePage + 512*(1+random.IntN(filePage/512-1))
 		clear(file[at : (page+1)*filePage])
@@ -270,8 +273,9 @@ var damages = []struct {
 		}
 		return file
 	}},
-	{"truncated", func(_ *furnished, file []byte, random *rand.Rand) []byte { return file[:random.IntN(len(file))] }},
-	{"old page", func(f *furnished, file []byte, random *rand.Rand) []byte {
+	{"truncated", true, false, func(_ *furnished, file []byte, random *rand.Rand) []byte { return file[:random.IntN(len(file))] }},
+	{"truncated while open", false, true, func(_ *furnished, file []byte, random *rand.Rand) []byte { return file[:random.IntN(len(file))] }},
+	{"old page", false, false, func(f *furnished, file []byte, random *rand.Rand) []byte {
 		page := random.IntN(min(len(file), len(f.old)) / filePage)
 		copy(file[page*filePage:(page+1)*filePage], f.old[page*filePage:])
 		return file
@@ -285,10 +289,12 @@ func pageOf(file []byte, random *rand.Rand) []byte {
 
 // A toll counts what damaged files have done.
 type toll struct {
-	files, refused, harmless, failed int
-	verified                         int // with wrong answers, and Verify names damage
-	silent                           int // with wrong answers, and nothing says so
-	wrong                            map[string]int
+	files    int
+	refused  int // not opened
+	harmless int // of which nothing shows
+	told     int // by a call
+	verified int // calls answered wrongly, and Verify reports damage
+	silent   int // calls answered wrongly, and nothing shows
 }
 
 // TestDamagedFiles: whatever is damaged in the file of a vault, each answer is right or says that data is
@@ -299,41 +305,59 @@ func TestDamagedFiles(t *testing.T) {
 		f := furnish(t)
 		used := len(bytes.TrimRight(f.file, "\x00"))
 		used += filePage - 1 - (used-1)%filePage
-		tolls := map[string]*toll{}
+		tolls := make([]toll, len(damages))
 		for n := range 5 * kills(20) {
-			d := damages[n%len(damages)]
 			random := rand.New(rand.NewPCG(25, uint64(n)))
-			file, size := bytes.Clone(f.file[:used]), len(f.file)
-			if file = d.damage(f, file, random); len(file) < used {
+			d := damages[n%len(damages)]
+			whole := f.file[:used]
+			file := d.damage(f, bytes.Clone(whole), random)
+			size := len(f.file)
+			if len(file) < used {
 				size = len(file)
 			}
-			if tolls[d.name] == nil {
-				tolls[d.name] = &toll{wrong: map[string]int{}}
+
+			cut := func() { f.must(os.Truncate(f.path(), int64(size))) }
+			if d.whileOpen {
+				f.must(os.WriteFile(f.path(), f.file, 0o600))
+				f.try(n, cut, &tolls[n%len(damages)])
+				continue
 			}
-			f.must(errors.Join(os.WriteFile(f.path(), file, 0o600), os.Truncate(f.path(), int64(size))))
-			f.try(n, d.name, tolls[d.name])
+			f.must(os.WriteFile(f.path(), file, 0o600))
+			cut()
+			f.try(n, func() {}, &tolls[n%len(damages)])
 		}
-		for _, d := range damages {
-			if one := tolls[d.name]; one != nil {
-				t.Logf("%-14s %d files: %d not opened, %d harmless, %d answered with errors, %d wrong and found by Verify, %d silently wrong %v",
-					d.name, one.files, one.refused, one.harmless, one.failed, one.verified, one.silent, one.wrong)
+
+		var all toll
+		for i, to := range tolls {
+			name := damages[i].name
+			t.Logf("%-20s %d files: %d not opened, %d harmless, %d told by calls, %d by Verify alone, %d silent", name, to.files, to.refused, to.harmless, to.told, to.verified, to.silent)
+			if damages[i].whole && to.verified > 0 {
+				t.Errorf("%s: %d files with wrong answers", name, to.verified)
 			}
+			all.files, all.refused, all.harmless, all.told = all.files+to.files, all.refused+to.refused, all.harmless+to.harmless, all.told+to.told
+			all.verified, all.silent = all.verified+to.verified, all.silent+to.silent
+		}
+		t.Logf("%d damaged files: %d not opened, %d harmless, %d told by calls, %d by Verify alone, %d silently wrong", all.files, all.refused, all.harmless, all.told, all.verified, all.silent)
+		if all.silent > 0 || all.told < all.files/5 {
+			t.Errorf("%d files were told of, %d were silently wrong", all.told, all.silent)
 		}
 	})
 }
 
-// try opens a damaged file, and asks all questions.
-func (f *furnished) try(n int, name string, to *toll) {
+// try opens a file, damages it if that is to come, and asks all questions.
+func (f *furnished) try(n int, damage func(), to *toll) {
 	f.t.Helper()
 	to.files++
 	v, err := f.open()
 	if err != nil {
 		to.refused++
 		if !tellsDamage(err) {
-			f.t.Errorf("file %d, %s: not opened: %v", n, name, err)
+			f.t.Errorf("file %d: not opened: %v", n, err)
 		}
 		return
 	}
+	damage()
+
 	var wrong []string
 	told := false
 	for i, q := range f.questions {
@@ -342,30 +366,26 @@ func (f *furnished) try(n int, name string, to *toll) {
 		case tells:
 			told = true
 		default:
-			wrong = append(wrong, fmt.Sprintf("%s: %.300s, want %.300s", q.name, got, f.right[i]))
-			to.wrong[q.name]++
+			wrong = append(wrong, fmt.Sprintf("%s: %.200s, want %.200s", q.name, got, f.right[i]))
 		}
 	}
 	report, err := v.Verify(f.t.Context(), nil)
 	found := err != nil || len(report.Problems) > 0
 	if err := v.Close(); err != nil && !tellsDamage(err) {
-		f.t.Errorf("file %d, %s: not closed: %v", n, name, err)
+		f.t.Errorf("file %d: not closed: %v", n, err)
 	}
+
 	switch {
 	case len(wrong) > 0 && found:
 		to.verified++
-		f.t.Logf("file %d, %s: Verify alone finds it (%s): %d wrong, %s", n, name, counts(report.Problems), len(wrong), wrong[0])
+		f.t.Logf("file %d: Verify alone finds it (%s): %d wrong, %s", n, counts(report.Problems), len(wrong), wrong[0])
 	case len(wrong) > 0:
 		to.silent++
-		f.t.Logf("file %d, %s: SILENT %d wrong: %s", n, name, len(wrong), strings.Join(wrong[:min(3, len(wrong))], "\n"))
-	case told:
-		to.failed++
+		f.t.Errorf("file %d: %d are wrong: %s", n, len(wrong), strings.Join(wrong[:min(3, len(wrong))], "\n"))
+	case told, found:
+		to.told++
 	default:
 		to.harmless++
-		if found {
-			to.failed++
-			to.harmless--
-		}
 	}
 }
 

@@ -7,6 +7,7 @@ package images
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -102,7 +103,13 @@ func (s Shelf) Open(ctx context.Context, rows ledger.Account, id uuid.UUID) (med
 	var parts []*store.Record
 	err = rows.View(ctx, func(tx store.ReadTx) (err error) {
 		parts = nil
-		if head, err = tx.Get(s.Images, id); err != nil {
+		head, err = tx.Get(s.Images, id)
+		if errors.Is(err, store.ErrNotFound) && !ledger.Unreadable(err) {
+			if left, damaged := tx.Children(id, 1); damaged != nil || len(left) > 0 { // no image is deleted without its parts
+				err = cmp.Or(damaged, fmt.Errorf("%w: the parts of an image are there, and it is not", ledger.ErrDamaged))
+			}
+		}
+		if err != nil {
 			return err
 		}
 		for i := range maxParts {

@@ -113,7 +113,7 @@ func (a Account) FindOf(tx store.ReadTx, kind store.Kind, row, parent uuid.UUID)
 // account, or of a parent, has it all the same: no vault deletes it from one alone.
 func (a Account) lost(tx store.ReadTx, kind store.Kind, row, parent uuid.UUID) error {
 	f := a.config.Families[kind]
-	if parent == uuid.Nil && !f.Listed {
+	if row == uuid.Nil || parent == uuid.Nil && !f.Listed {
 		return store.ErrNotFound
 	}
 	if err := a.parent(tx, f.Parent, parent); err != nil {

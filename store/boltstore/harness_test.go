@@ -99,6 +99,12 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 			t.Fatal(err)
 		}
 		return func() {}
+	case storetest.LostRecord:
+		name := rowsBucket(f.Record.Kind)
+		if err := s.h.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Delete(f.Record.ID[:]) }); err != nil {
+			t.Fatal(err)
+		}
+		return func() {}
 	case storetest.DamagedIndexes:
 		if err := alter(s, func(tx *bolt.Tx) error { return unlead(tx, s.config, f.Record) }); err != nil {
 			t.Fatal(err)

@@ -648,7 +648,7 @@ func (s *scan) init(lists *bolt.Bucket) {
 		}
 	}
 
-	_, open := decodeNode(1, v, func(uint8, int64) {})
+	_, open := decodeNode(1, v, func(uint8, int64) { panic(failed{errLists}) }) // it is not the last block
 	for i := range open.len() {
 		if wanted(&s.classes, open.class(i)) {
 			s.openCount++

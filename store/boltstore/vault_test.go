@@ -17,8 +17,8 @@ import (
 	"github.com/cardvault/cardvault/store/boltstore"
 )
 
-// A row lost from the file does not prevent the erasure of expired cards, and leaves the
-// list of its account in order.
+// A row lost from the file does not prevent the erasure of expired cards, and is not counted once
+// it would have expired. A repair removes what is left of it.
 func TestErasureBesideALostRow(t *testing.T) {
 	const tokens = 50
 	bubble.Test(t, func(t *testing.T) {
@@ -95,6 +95,9 @@ func TestErasureBesideALostRow(t *testing.T) {
 		}
 		if page, err := v.List(t.Context(), nil); err != nil || page.TotalItems != 0 {
 			t.Errorf("List = %+v, %v", page, err)
+		}
+		if report, err := v.Repair(t.Context(), nil); err != nil || !report.Mended {
+			t.Errorf("Repair = %+v, %v", report, err)
 		}
 		if err := s.Check(t.Context()); err != nil {
 			t.Errorf("the file: %v", err)

@@ -26,6 +26,12 @@ hides no other record: other cards are found, listed and erased in time. An Upda
 goes on, and can delete it. Else nothing but a restoration would remove it.`,
 	damagedRecord,
 }, {
+	"Lost", "Fault",
+	`A record that is lost is not passed over where an index leads to it: Lookup returns ErrDamaged
+beside the others, and lists keep its place, until a repair. Else a live token is unknown, and
+nobody hears of it.`,
+	lostRecord,
+}, {
 	"RepairDamaged", "Fault",
 	`A Repairer makes its indexes agree with its records, while others write. A record that cannot
 be read keeps its place in lists. Otherwise damage to an index costs a restoration.`,
@@ -143,6 +149,60 @@ func damagedRecord(s *stand) {
 	update(s, open, deleting(row(1)))
 	put(s, open, row(4))
 	replacesDamaged(s, open)
+}
+
+func lostRecord(s *stand) {
+	at := func(n int) func(*store.Record) { return due(time.UnixMicro(int64(n))) }
+	open := s.fresh()
+	for n := 1; n <= 3; n++ {
+		put(s, open, row(n, hashes("h"), at(n)))
+	}
+	if _, ok := s.fault(open, Fault{Kind: LostRecord, Record: store.Key{Kind: kindA, ID: idOf(2)}}); !ok {
+		return
+	}
+
+	places := func(q store.Query, want ...int) {
+		s.Helper()
+		q.Kind, q.Account, q.Limit, q.Count = kindA, alice, 9, true
+		l := list(s, open, q)
+		is(s, "List", l.Records, want...)
+		for _, r := range l.Records {
+			if (r.Version == 0) != (r.ID == idOf(2)) || l.Total != int64(len(want)) {
+				s.Errorf("List = %d records with %+v; want %d, and Version 0 for the lost one alone", l.Total, r, len(want))
+			}
+		}
+	}
+	search := func(damaged bool, want ...int) {
+		s.Helper()
+		view(s, open, func(tx store.ReadTx) error {
+			hits, err := tx.Lookup(kindA, []byte("h"), 9)
+			is(s, "Lookup", hits, want...)
+			if errors.Is(err, store.ErrDamaged) != damaged {
+				s.Errorf("Lookup of a hash of a lost record: %v", err)
+			}
+			return nil
+		})
+	}
+	for n := 4; n <= 5; n++ { // what a read has met is not forgotten by the next
+		lacks(s, open, row(2))
+		places(store.Query{}, []int{1, 2, 3, 4}[:n-1]...)
+		places(store.Query{Min: idOf(2), Max: idOf(2)}, 2)
+		places(store.Query{Lookup: []byte("h")}, 1, 2, 3)
+		search(true, 1, 3)
+		view(s, open, func(tx store.ReadTx) error {
+			ready, err := tx.Due(kindA, store.AllShards, time.UnixMicro(9), 9)
+			is(s, "Due", ready, 1, 3)
+			return err
+		})
+		put(s, open, row(n))
+	}
+
+	if r, ok := open.(store.Repairer); ok {
+		repaired(s, r, 5, func(int) {})
+		places(store.Query{}, 1, 3, 4, 5)
+		places(store.Query{Lookup: []byte("h")}, 1, 3)
+		search(false, 1, 3)
+	}
 }
 
 // replacesDamaged deletes the damaged record 2, and replaces a damaged record that no index has.

@@ -59,12 +59,16 @@ const (
 	// DamagedIndexes: the indexes of a store that is a [store.Repairer] do not lead to
 	// Fault.Record any more, and lead to a record that is not there. mend as for DamagedRecord.
 	DamagedIndexes
+
+	// LostRecord: Fault.Record is not there any more, and the indexes still lead to it. A store
+	// whose lists are its records cannot have this fault. mend as for DamagedRecord.
+	LostRecord
 )
 
 // A Fault is the failure that Harness.Fault must cause.
 type Fault struct {
 	Kind   FaultKind
-	Record store.Key // of DamagedRecord
+	Record store.Key // of DamagedRecord, DamagedIndexes and LostRecord
 }
 
 // A harnessRule is a rule that needs more of a harness than Open. S opens the store or

@@ -61,6 +61,7 @@ type logFaults struct {
 	neverMend bool
 
 	neverRepairs, hidesDamaged bool
+	passesOver, searchesOver   bool // a lost record: all searches, or Lookup alone
 
 	damageFails, damageStays, damageGoes bool // an Update with a damaged record: its reads, deletions and Puts
 }
@@ -287,6 +288,39 @@ func (s *logStore) damage(key store.Key) {
 	}
 }
 
+// lose makes the store lack a record to which its indexes lead, until it is repaired.
+func (s *logStore) lose(key store.Key) {
+	s.damage(key)
+	s.get = func(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+		if kind == key.Kind && id == key.ID {
+			return nil, store.ErrNotFound
+		}
+		return tx.Get(kind, id)
+	}
+	s.list = func(tx store.ReadTx, q *store.Query) (*store.List, error) {
+		l, err := tx.List(q)
+		for i, r := range l.Records {
+			if r.ID == key.ID && !s.faults.passesOver {
+				l.Records[i] = &store.Record{Kind: r.Kind, ID: r.ID, Account: r.Account}
+			}
+		}
+		return l, err
+	}
+	s.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
+		rs, err := tx.Lookup(kind, hash, limit)
+		left := slices.DeleteFunc(slices.Clone(rs), func(r *store.Record) bool { return r.ID == key.ID })
+		if len(left) < len(rs) && !s.faults.passesOver && !s.faults.searchesOver {
+			err = store.ErrDamaged
+		}
+		return left, err
+	}
+	s.repair = func([]byte) ([]byte, error) {
+		err := s.Store.Update(background, func(tx store.Tx) error { tx.Delete(key.Kind, key.ID); return nil })
+		s.get, s.list, s.lookup, s.due, s.scan = nil, nil, nil, nil, nil
+		return nil, err
+	}
+}
+
 // damageIndexes makes the store pass over a record in lookups, until it is repaired.
 func (s *logStore) damageIndexes(key store.Key) {
 	s.lookup = func(tx store.ReadTx, kind store.Kind, hash []byte, limit int) ([]*store.Record, error) {
@@ -347,6 +381,9 @@ func logHarness(faults *logFaults) storetest.Harness {
 			}
 			if f.Kind == storetest.DamagedIndexes {
 				l.damageIndexes(f.Record)
+			}
+			if f.Kind == storetest.LostRecord {
+				l.lose(f.Record)
 			}
 			l.set(f.Kind, true)
 			return func() { l.set(f.Kind, faults.neverMend) }
@@ -421,6 +458,8 @@ var harnessMutants = []struct {
 	}},
 	{"a repair mends nothing", "RepairDamaged", func(_ *storetest.Harness, f *logFaults) { f.neverRepairs = true }},
 	{"a repair takes a damaged record out of lists", "RepairDamaged", func(_ *storetest.Harness, f *logFaults) { f.hidesDamaged = true }},
+	{"a lost record is listed as it was", "Lost", func(_ *storetest.Harness, f *logFaults) { f.passesOver = true }},
+	{"a lost record is missing in a search", "Lost", func(_ *storetest.Harness, f *logFaults) { f.searchesOver = true }},
 	{"a damaged record is missing in lists", "Damaged", func(_ *storetest.Harness, f *logFaults) {
 		f.damages = func(r *reads) {
 			list := r.list
