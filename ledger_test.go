@@ -301,6 +301,48 @@ func TestLedgerOfTwo(t *testing.T) {
 	})
 }
 
+// TestLedgerOfIdle: an account that had nothing to record is in no part, and no backup lacks it. Once
+// a checkpoint of its log is known, the parts of it must not be missing.
+func TestLedgerOfIdle(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		kept := new(shelf)
+		v := ledgerVault(t, memstore.New(), kept, time.Minute)
+		defer v.Close()
+		idle, err := v.CreateAccount(t.Context(), "idle", nil)
+		noErr(t, err)
+		token, err := v.Import(t.Context(), visa, nil)
+		noErr(t, err)
+		var backup bytes.Buffer
+		_, err = v.Backup(t.Context(), &backup, nil)
+		noErr(t, err)
+		noErr(t, v.Delete(t.Context(), token.ID))
+		restored := func(what string, l *cardvault.DeletionLedger, deleted int64) {
+			t.Helper()
+			r, err := cardvault.Restore(t.Context(), memstore.New(), mustKeyBytes(t, goldenKey()), bytes.NewReader(backup.Bytes()), &cardvault.RestoreOptions{Ledger: l})
+			if deleted < 0 && !errors.Is(err, cardvault.ErrDamaged) || deleted >= 0 && (err != nil || r.Deleted != deleted) {
+				t.Errorf("%s: %+v, %v", what, r, err)
+			}
+		}
+		restored("an idle account", kept.ledger(), 1)
+		restored("no part at all", new(cardvault.DeletionLedger), -1)
+
+		before := kept.ledger()
+		of := v.In(idle.ID)
+		key, err := of.CreateAPIKey(t.Context(), "key", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: time.Hour})
+		noErr(t, err)
+		noErr(t, of.DeleteAPIKey(t.Context(), key.ID))
+		restored("an account that has begun its log", kept.ledger(), 1)
+		last := kept.parts[len(kept.parts)-1]
+		r, err := audit.Verify(bytes.NewReader(last.Export), nil)
+		noErr(t, err)
+		if last.AccountID != idle.ID {
+			t.Fatalf("the last part is of account %v", last.AccountID)
+		}
+		before.Kept = []*audit.Checkpoint{r.Last}
+		restored("a missing account", before, -1)
+	})
+}
+
 // TestLedgerForked: a restored vault does not go on with the ledger of its twin, which has another
 // log under the same numbers.
 func TestLedgerForked(t *testing.T) {

@@ -23,7 +23,8 @@ const (
 
 	readAgain = 256 // changed records in a View
 
-	pause = 5 * time.Millisecond // for a commit that is under way
+	pause    = 5 * time.Millisecond  // for a commit that is under way
+	mostRest = 20 * time.Millisecond // after a page, while others write
 )
 
 // A Progress reports how far a backup or its restoration has come.
@@ -128,6 +129,7 @@ type maker struct {
 
 	bodies [][]byte // of chunks to be written
 	held   int      // bytes of these
+	row    []byte   // the last one
 }
 
 // begin writes the head, and the head of the manifest.
@@ -183,10 +185,8 @@ func (m *maker) follow(ctx context.Context) error {
 		}
 		if n, _ := m.changes.len(); n == 0 && !last {
 			// A commit of more records than a View reads is under way.
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := sleep(ctx, pause); err != nil {
+				return err
 			}
 		}
 		if last || m.held >= holdBytes {
@@ -204,6 +204,7 @@ func (m *maker) follow(ctx context.Context) error {
 // copyAll writes all records, and some of the records that change meanwhile.
 func (m *maker) copyAll(ctx context.Context) error {
 	for at := (place{kind: 1}); at.kind != 0; {
+		began := time.Now()
 		var err error
 		if at, err = m.copyPage(ctx, at); err != nil {
 			return err
@@ -221,8 +222,22 @@ func (m *maker) copyAll(ctx context.Context) error {
 		if err := m.flush(ctx); err != nil {
 			return err
 		}
+		if n > 0 { // there are writers, which have the other half of the time
+			if err := sleep(ctx, min(time.Since(began), mostRest)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // copyPage adds the records that come next, without the blocks that the place has.
@@ -348,14 +363,22 @@ func (m *maker) readAgain(ctx context.Context) (last bool, err error) {
 	return last, nil
 }
 
+// rowBytes is about what a record takes beside its sealed parts.
+const rowBytes = 160
+
 // addSpan adds the records of a span.
 func (m *maker) addSpan(s span, rows []*store.Record) {
-	body := s.head()
+	left := 0
+	for _, r := range rows {
+		left += rowBytes + len(r.Shown) + len(r.Secret)
+	}
+	body := s.head(left)
 	for _, r := range rows {
 		if len(body) >= chunkBytes {
 			copy(body[spanHead-16:], s.after[:]) // which is the last in this chunk
 			m.add(body)
-			body = s.head()
+			left -= len(body)
+			body = s.head(max(left, 0))
 		}
 		body, s.after = m.addRow(body, r), r.ID
 	}
@@ -389,8 +412,8 @@ func (m *maker) addRow(body []byte, r *store.Record) []byte {
 		c.records++
 		m.report.Records++
 	}
-	row := appendRow(nil, r)
-	return append(binary.AppendUvarint(body, uint64(len(row))), row...)
+	m.row = appendRow(m.row[:0], r)
+	return append(binary.AppendUvarint(body, uint64(len(m.row))), m.row...)
 }
 
 func (m *maker) add(body []byte) {

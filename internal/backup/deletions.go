@@ -65,7 +65,15 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 		}
 	}
 	for _, a := range d.Accounts {
-		if logs[a] == nil {
+		if logs[a] != nil {
+			continue
+		}
+		// An account of which nothing is known may have had nothing to record until the end.
+		log, err := d.known(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if len(log.known) > 0 || len(parts) == 0 {
 			return nil, fmt.Errorf("%w: the ledger has no export of account %v", ledger.ErrDamaged, a)
 		}
 	}
@@ -120,18 +128,9 @@ func (d *Deleter) verify(ctx context.Context, p part, logs map[uuid.UUID]*ledger
 	}
 	log := logs[p.account]
 	if log == nil {
-		log = new(ledgerLog)
-		last, err := d.Last(ctx, p.account)
-		if err != nil {
+		var err error
+		if log, err = d.known(ctx, p.account); err != nil {
 			return err
-		}
-		if last != nil {
-			log.known, log.base = append(log.known, last), last.Number
-		}
-		for _, k := range d.Kept {
-			if k.AccountID == p.account {
-				log.known = append(log.known, k)
-			}
 		}
 		logs[p.account] = log
 	}
@@ -156,6 +155,24 @@ func (d *Deleter) verify(ctx context.Context, p part, logs map[uuid.UUID]*ledger
 		log.end, log.reach = whole.Last, whole.Last.Number
 	}
 	return nil
+}
+
+// known returns what is known of the log of an account before any export of it is read.
+func (d *Deleter) known(ctx context.Context, account uuid.UUID) (*ledgerLog, error) {
+	log := new(ledgerLog)
+	last, err := d.Last(ctx, account)
+	if err != nil {
+		return nil, err
+	}
+	if last != nil {
+		log.known, log.base = append(log.known, last), last.Number
+	}
+	for _, k := range d.Kept {
+		if k.AccountID == account {
+			log.known = append(log.known, k)
+		}
+	}
+	return log, nil
 }
 
 // read reads an export from its beginning.

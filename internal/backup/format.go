@@ -253,8 +253,9 @@ type span struct {
 
 const spanHead = 1 + 1 + 16 + 16 // bytes
 
-func (s *span) head() []byte {
-	b := make([]byte, 0, chunkBytes+chunkBytes/8)
+// head begins the body of a chunk, with room for rows of a size.
+func (s *span) head(size int) []byte {
+	b := make([]byte, 0, spanHead+min(size, chunkBytes+chunkBytes/8))
 	return append(append(append(b, sortSpan, byte(s.kind)), s.after[:]...), s.through[:]...)
 }
 
