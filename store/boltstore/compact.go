@@ -218,11 +218,12 @@ func (s *Store) tend() (wake <-chan time.Time) {
 // sampled looks at pages of the file before a commit, the more the more was written, and
 // decides whether to compact it.
 func (s *Store) sampled(tx *bolt.Tx) {
-	pages := int(tx.Size()) / tx.DB().Info().PageSize
 	if s.copying != nil || s.config.wasteful == nil || time.Now().Before(s.compactAt) || s.group.w.rebuild.under {
 		return
 	}
+	pages := 0
 	err := guarded(func() error {
+		pages = int(tx.Size()) / tx.DB().Info().PageSize // which reads the mapped file
 		for range min(commitLooks, 2+s.group.ops/8) {
 			if err := s.sample.look(tx, s.h.file); err != nil {
 				return err

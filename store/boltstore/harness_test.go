@@ -101,7 +101,7 @@ func fault(t testing.TB, s *Store, f storetest.Fault) (mend func()) {
 		return func() {}
 	case storetest.LostRecord:
 		name := rowsBucket(f.Record.Kind)
-		if err := s.h.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Delete(f.Record.ID[:]) }); err != nil {
+		if err := alter(s, func(tx *bolt.Tx) error { return tx.Bucket(name[:]).Delete(f.Record.ID[:]) }); err != nil {
 			t.Fatal(err)
 		}
 		return func() {}

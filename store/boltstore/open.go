@@ -153,6 +153,10 @@ type handle struct {
 	reading *atomic.Int64   // calls that began since the last part of a scrub; guarded by Store.mu
 	earlier []*atomic.Int64 // calls that began before; owned by the writing goroutine
 
+	// meta is a mapping of the two meta pages, which each transaction reads while bbolt holds its
+	// locks. They are kept in memory, so that no read of them fails there. Nil: it is unknown.
+	meta []byte
+
 	beginning sync.Mutex
 	resting   resting
 
@@ -199,6 +203,12 @@ func openHandle(path string, c config) (*handle, error) {
 		if err = h.named(path); err != nil { // a process that compacts it has held the lock
 			err = fmt.Errorf("%w: %w", store.ErrLocked, err)
 		} else if err = h.verify(); err == nil {
+			err = guarded(func() (err error) {
+				h.meta, err = pin(h.file, 2*h.db.Info().PageSize)
+				return err
+			})
+		}
+		if err == nil {
 			return h, nil
 		}
 		return nil, errors.Join(err, h.close())
@@ -285,9 +295,20 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
+	h.touch()
 	tx, err = h.db.Begin(writable)
 	begun = true
 	return tx, err
+}
+
+// touch reads both meta pages, and panics if they cannot be read. Inlined it would read nothing.
+//
+//go:noinline
+func (h *handle) touch() (bits byte) {
+	if n := len(h.meta); n > 0 {
+		bits = h.meta[0] | h.meta[n/2]
+	}
+	return bits
 }
 
 // rollback ends a transaction. It may have ended before.
@@ -322,11 +343,17 @@ func (h *handle) close() error {
 		return h.giveUp()
 	}
 	h.wake()
-	return guarded(h.db.Close)
+	return errors.Join(guarded(h.db.Close), h.unpin())
 }
 
 // giveUp closes the file and leaves it mapped.
-func (h *handle) giveUp() error { return errors.Join(unlock(h.file), h.file.Close()) }
+func (h *handle) giveUp() error { return errors.Join(unlock(h.file), h.file.Close(), h.unpin()) }
+
+func (h *handle) unpin() error {
+	meta := h.meta
+	h.meta = nil
+	return unpin(meta)
+}
 
 // create makes an empty store and puts it in place whole, so that a crash
 // leaves either a good file or none. If another process does the same, one of

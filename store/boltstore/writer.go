@@ -372,8 +372,14 @@ func isFull(err error) bool {
 // that the old one still needs, and a power cut then leaves neither. It uses the
 // file that holds the lock.
 func (h *handle) settle(sync func(*os.File) error) error {
-	pages := make([]byte, 2*h.db.Info().PageSize)
-	_, err := h.file.ReadAt(pages, 0)
+	var pages []byte
+	err := guarded(func() error {
+		pages = make([]byte, 2*h.db.Info().PageSize) // which reads the mapped file
+		return nil
+	})
+	if err == nil {
+		_, err = h.file.ReadAt(pages, 0)
+	}
 	if err == nil {
 		_, err = h.file.WriteAt(pages, 0)
 	}

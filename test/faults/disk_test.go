@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -86,6 +87,7 @@ func mount(t *testing.T) *disk {
 	if err != nil {
 		t.Skipf("No file system can be mounted: %v", err)
 	}
+	closeOnExec(t)
 	t.Cleanup(func() {
 		d.forgetting.Wait()
 		if err := server.Unmount(); err != nil { // a process that hangs may hold it
@@ -93,6 +95,26 @@ func mount(t *testing.T) *disk {
 		}
 	})
 	return d
+}
+
+// closeOnExec keeps the other process from inheriting the file system that it works on. If this one
+// were killed, that one would wait for itself, and nothing could end it.
+func closeOnExec(t *testing.T) {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if target, _ := os.Readlink("/proc/self/fd/" + f.Name()); target != "/dev/fuse" {
+			continue
+		}
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		syscall.CloseOnExec(fd)
+	}
 }
 
 // add notes an action, or fails it. d.mu must be held.
@@ -229,7 +251,8 @@ func (n *node) Write(_ context.Context, _ fs.FileHandle, data []byte, at int64) 
 	}
 	n.data = a.apply(n.data)
 	if n.disk.forgets && n.disk.calls%10 == 0 {
-		n.disk.forgetting.Go(func() { n.NotifyContent(0, 0) }) // waits for this write
+		// It waits for this write. A store keeps the first two pages in memory.
+		n.disk.forgetting.Go(func() { n.NotifyContent(int64(2*os.Getpagesize()), 0) })
 	}
 	return uint32(len(data)), 0
 }
