@@ -100,7 +100,7 @@ func (a *anchored) refused(s store.Store, reason string) *cardvault.RollbackErro
 }
 
 // TestAnchor: a store that was rolled back is refused, is taken once by the name of the difference,
-// and from then on the one that went on apart is refused.
+// and from then on the copy that went on apart is refused.
 func TestAnchor(t *testing.T) {
 	a := anchor(t)
 	a.imports()
@@ -381,7 +381,7 @@ func (m *moody) Advance(ctx context.Context, number uint64, text []byte) error {
 
 var errMoody = errors.New("the volume is read-only")
 
-// TestAnchorUnreachable: without its anchor a vault does not open. One that is open works on, calls
+// TestAnchorUnreachable: without its anchor a vault does not open. An open vault works on, calls
 // that end rights wait for five seconds at most, and the anchor follows once it answers.
 func TestAnchorUnreachable(t *testing.T) {
 	for name, call := range map[string]func(context.Context, func() error) error{
@@ -446,7 +446,7 @@ func TestAnchorUnreachable(t *testing.T) {
 }
 
 // TestAnchorLeft: a process that is killed, or whose calls fail, at any step of opening, accepting
-// and following leaves a vault that opens, and is not taken for one that was rolled back.
+// and following leaves a vault that opens, and is not refused as rolled back.
 func TestAnchorLeft(t *testing.T) {
 	type step struct {
 		store bool // a write of the store, else a call of the anchor

@@ -257,7 +257,7 @@ func TestAuditChainDamagedRetention(t *testing.T) {
 }
 
 // TestAuditEndBehindDamage: more checkpoints are damaged than are read at a time, and the record of
-// the chain is removed. The last one that can be read is found behind them.
+// the chain is removed. The last readable checkpoint is found behind them.
 func TestAuditEndBehindDamage(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -471,7 +471,7 @@ func TestAuditSweepPasses(t *testing.T) {
 			noErr(t, err)
 		}
 		time.Sleep(time.Millisecond)
-		first.importCard() // the last one that is due
+		first.importCard() // the last due record
 		dying.dead.Store(true)
 		s.of.Store(failing)
 

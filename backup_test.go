@@ -168,7 +168,7 @@ func TestBackupRestore(t *testing.T) {
 	}
 }
 
-// A restored store has the records that were backed up, byte for byte, but for the keyring.
+// A restored store has the records that were backed up, byte for byte, except the keyring.
 func TestRestoreIsExact(t *testing.T) {
 	b := backUp(t)
 	want := backuptest.Records(t, b.store)

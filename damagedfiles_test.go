@@ -220,7 +220,7 @@ func (f *furnished) tokens(v *cardvault.Vault, account uuid.UUID, n int) (ids []
 	return ids
 }
 
-// pay asks for payment data of tokens, of which the first has some.
+// pay asks for payment data of tokens; the first has some.
 func (f *furnished) pay(v *cardvault.Vault, account uuid.UUID, tokens ...uuid.UUID) {
 	for i, id := range tokens {
 		for range 20 / (1 + 9*i) {
@@ -291,7 +291,7 @@ func pageOf(file []byte, random *rand.Rand) []byte {
 type toll struct {
 	files    int
 	refused  int // not opened
-	harmless int // of which nothing shows
+	harmless int // nothing shows them
 	told     int // by a call
 	verified int // calls answered wrongly, and Verify reports damage
 	silent   int // calls answered wrongly, and nothing shows
@@ -339,7 +339,7 @@ func TestDamagedFiles(t *testing.T) {
 		}
 		t.Logf("%d damaged files: %d not opened, %d harmless, %d told by calls, %d by Verify alone, %d silently wrong", all.files, all.refused, all.harmless, all.told, all.verified, all.silent)
 		if all.silent > 0 || all.told < all.files/5 {
-			t.Errorf("%d files were told of, %d were silently wrong", all.told, all.silent)
+			t.Errorf("%d files were noticed, %d were silently wrong", all.told, all.silent)
 		}
 	})
 }

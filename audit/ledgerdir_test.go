@@ -247,7 +247,7 @@ func TestLedgerDirLong(t *testing.T) {
 	}
 }
 
-// TestLedgerDirKilled kills a process that keeps parts: all that it was told to be kept is.
+// TestLedgerDirKilled kills a process that keeps parts: each part that it called kept is there.
 func TestLedgerDirKilled(t *testing.T) {
 	const child = "CARDVAULT_LEDGER_DIR"
 	if dir, ok := os.LookupEnv(child); ok {

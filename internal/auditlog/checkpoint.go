@@ -264,6 +264,7 @@ func (r *run) put(l *Log, tx store.Tx) error {
 		}
 		ledger.Clear(tx, l.Kinds.Segment, r.low, err)
 	}
+
 	for _, row := range r.promises {
 		_, err := ledger.Seek(tx, l.Kinds.Segment, row)
 		switch {

@@ -456,6 +456,7 @@ func (r *reader) eachDueRow(kind store.Kind, shards store.Shards, until time.Tim
 		if !shards.Has(store.ShardOf(id)) {
 			return true
 		}
+
 		var raw []byte
 		if rows != nil {
 			raw = rows.Get(id[:])

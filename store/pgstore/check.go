@@ -25,90 +25,101 @@ const maxPlace = 2 + 2 + 16 + store.MaxLookup
 
 // checkStatements are the texts that compare tables, and mend them.
 type checkStatements struct {
-	records, lookups, counts             string
-	on, off, recount, uncount, unleveled string
+	records, lookups, counts string
+	mends
 }
+
+type mends struct{ on, off, recount, uncount, unleveled string }
 
 const isReadable = `"cardvault".readable(r.class, coalesce(r.due, pg_catalog.now()), r.lookup)`
 
+// Conditions of rows below a block p of a list.
+const (
+	ofBlock = `c.scope = p.scope AND c.child = p.child AND c.kind = p.kind`
+	inBlock = `r.scope = p.scope AND r.child = p.child AND r.kind = p.kind AND (r.child OR r.class <> 0) AND r.class <> 0 AND r.id >= p.first AND r.id < p.next`
+)
+
+var compareStatements = checkStatements{
+	records: `SELECT r.kind, r.id, r.account, r.lookup, CASE WHEN pg_catalog.octet_length(r.lookup) > 0 AND ` + isReadable + ` THEN ARRAY(
+			WITH RECURSIVE h(at) AS (SELECT 0 WHERE pg_catalog.octet_length(r.lookup) > 0
+				UNION ALL SELECT h.at OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.+) pg_catalog.get_byte(r.lookup, h.at) FROM h
+					WHERE h.at OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.+) pg_catalog.get_byte(r.lookup, h.at) < pg_catalog.octet_length(r.lookup))
+			SELECT DISTINCT x.hash FROM (SELECT pg_catalog.substr(r.lookup, h.at OPERATOR(pg_catalog.+) 2, pg_catalog.get_byte(r.lookup, h.at)) AS hash FROM h) AS x
+			WHERE NOT EXISTS (SELECT FROM "cardvault".lookups l WHERE l.kind = r.kind AND l.hash = x.hash AND l.id = r.id)
+		) END
+		FROM (SELECT * FROM "cardvault".records x WHERE (x.kind, x.id) > ($1::smallint, $2::pg_catalog.uuid) ORDER BY x.kind, x.id LIMIT $3) AS r
+		ORDER BY r.kind, r.id`,
+	lookups: `SELECT l.kind, l.hash, l.id, r.account, r.lookup, r.id IS NULL OR ` + isReadable + `
+		FROM (SELECT * FROM "cardvault".lookups y WHERE (y.kind, y.hash, y.id) > ($1::smallint, $2::bytea, $3::pg_catalog.uuid)
+			ORDER BY y.kind, y.hash, y.id LIMIT $4) AS l
+		LEFT JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r ON true
+		ORDER BY l.kind, l.hash, l.id`,
+	// A block begins with a row of class 0, and the first one of a level with the least id. A
+	// run of level 2 begins with a block, and the last of each level counts nothing.
+	counts: `SELECT p.scope, p.child, p.kind, p.level, p.first,
+			p.level < 1 OR p.level > 2
+			OR NOT EXISTS (SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class = 0)
+			OR p.first > '00000000-0000-0000-0000-000000000000' AND NOT EXISTS (
+				SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first < p.first)
+			OR p.level = 2 AND NOT EXISTS (SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = 1 AND c.first = p.first),
+			EXISTS (SELECT FROM (
+				SELECT c.class, c.n FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class <> 0
+				UNION ALL SELECT r.class, -1 FROM "cardvault".records r WHERE p.level = 1 AND ` + inBlock + `
+				UNION ALL SELECT c.class, OPERATOR(pg_catalog.-) c.n FROM "cardvault".counts c
+					WHERE p.level = 2 AND ` + ofBlock + ` AND c.level = 1 AND c.class <> 0 AND c.first >= p.first AND c.first < p.next
+				) AS e GROUP BY e.class HAVING pg_catalog.sum(e.n) <> 0)
+		FROM (SELECT b.*, (SELECT c.first FROM "cardvault".counts c WHERE c.scope = b.scope AND c.child = b.child AND c.kind = b.kind
+				AND c.level = b.level AND c.first > b.first ORDER BY c.first LIMIT 1) AS next
+			FROM (SELECT DISTINCT c.scope, c.child, c.kind, c.level, c.first FROM "cardvault".counts c
+				WHERE (c.scope, c.child, c.kind, c.level, c.first) > ($1::pg_catalog.uuid, $2::boolean, $3::smallint, $4::smallint, $5::pg_catalog.uuid)
+				ORDER BY c.scope, c.child, c.kind, c.level, c.first LIMIT $6) AS b) AS p
+		ORDER BY p.scope, p.child, p.kind, p.level, p.first`,
+}
+
+var mendStatements = mends{
+	// A row that has changed since it was compared stays: it agrees by now. recount is for the block of
+	// a level that has an id.
+	on: `INSERT INTO "cardvault".lookups (kind, hash, id) SELECT k.kind, k.hash, k.id
+		FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::pg_catalog.uuid[]), pg_catalog.unnest($4::bytea[])) AS k(kind, hash, id, lookup)
+		JOIN "cardvault".records r ON r.kind = k.kind AND r.id = k.id AND r.lookup = k.lookup ON CONFLICT DO NOTHING`,
+	off: `DELETE FROM "cardvault".lookups l
+		USING ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::pg_catalog.uuid[]), pg_catalog.unnest($4::bytea[])) AS k(kind, hash, id, lookup)
+		WHERE l.kind = k.kind AND l.hash = k.hash AND l.id = k.id
+			AND coalesce((SELECT r.lookup FROM "cardvault".records r WHERE r.kind = l.kind AND r.id = l.id), '\x'::bytea) = coalesce(k.lookup, '\x'::bytea)`,
+	recount: `WITH p AS MATERIALIZED (SELECT b.*, (SELECT c.first FROM "cardvault".counts c WHERE c.scope = b.scope AND c.child = b.child AND c.kind = b.kind
+				AND c.level = b.level AND c.first > b.first ORDER BY c.first LIMIT 1) AS next
+			FROM (SELECT c.scope, c.child, c.kind, c.level, c.first FROM "cardvault".counts c
+				WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3 AND c.level = $4 AND c.first <= $5 AND c.class = 0 ORDER BY c.first DESC LIMIT 1) AS b
+		), gone AS (
+			DELETE FROM "cardvault".counts c USING p WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class <> 0
+		)
+		INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
+			SELECT p.kind, p.child, p.scope, p.level, p.first, e.class, e.n FROM p CROSS JOIN LATERAL (
+				SELECT r.class, pg_catalog.count(*) AS n FROM "cardvault".records r WHERE p.level = 1 AND ` + inBlock + ` GROUP BY r.class
+				UNION ALL SELECT c.class, pg_catalog.sum(c.n)::bigint FROM "cardvault".counts c
+					WHERE p.level = 2 AND ` + ofBlock + ` AND c.level = 1 AND c.class <> 0 AND c.first >= p.first AND c.first < p.next
+					GROUP BY c.class HAVING pg_catalog.sum(c.n) <> 0) AS e`,
+	// The last blocks of a list become a single block, which counts nothing. The blocks before them keep their counts.
+	uncount: `WITH x AS MATERIALIZED (SELECT coalesce((SELECT e.first FROM (
+			SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3 AND c.level = 1 ORDER BY c.first DESC LIMIT $4
+			) AS e ORDER BY e.first LIMIT 1), '00000000-0000-0000-0000-000000000000'::pg_catalog.uuid) AS first
+		), last AS MATERIALIZED (SELECT l.level, b.first FROM x CROSS JOIN (VALUES (1::smallint), (2::smallint)) AS l(level) CROSS JOIN LATERAL (
+			SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+				AND c.level = l.level AND c.first < x.first ORDER BY c.first DESC LIMIT 1) AS b
+		), counted AS (
+			DELETE FROM "cardvault".counts c USING last l WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+				AND c.level = l.level AND c.first = l.first AND c.class <> 0
+		)
+		DELETE FROM "cardvault".counts c USING x WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
+			AND (c.level = 1 OR c.level = 2) AND c.first >= x.first`,
+	unleveled: `DELETE FROM "cardvault".counts c WHERE c.ctid = ANY (ARRAY(SELECT d.ctid FROM "cardvault".counts d
+		WHERE d.scope = $1 AND d.child = $2 AND d.kind = $3 AND (d.level < 1 OR d.level > 2) LIMIT $4))`,
+}
+
 // checkStatementsOf returns the statements for a partition, or for a schema without.
 func checkStatementsOf(schema string, part int) checkStatements {
-	const ofBlock = `c.scope = p.scope AND c.child = p.child AND c.kind = p.kind`
-	const inBlock = `r.scope = p.scope AND r.child = p.child AND r.kind = p.kind AND (r.child OR r.class <> 0) AND r.class <> 0 AND r.id >= p.first AND r.id < p.next`
-	s := checkStatements{
-		records: `SELECT r.kind, r.id, r.account, r.lookup, CASE WHEN pg_catalog.octet_length(r.lookup) > 0 AND ` + isReadable + ` THEN ARRAY(
-				WITH RECURSIVE h(at) AS (SELECT 0 WHERE pg_catalog.octet_length(r.lookup) > 0
-					UNION ALL SELECT h.at OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.+) pg_catalog.get_byte(r.lookup, h.at) FROM h
-						WHERE h.at OPERATOR(pg_catalog.+) 1 OPERATOR(pg_catalog.+) pg_catalog.get_byte(r.lookup, h.at) < pg_catalog.octet_length(r.lookup))
-				SELECT DISTINCT x.hash FROM (SELECT pg_catalog.substr(r.lookup, h.at OPERATOR(pg_catalog.+) 2, pg_catalog.get_byte(r.lookup, h.at)) AS hash FROM h) AS x
-				WHERE NOT EXISTS (SELECT FROM "cardvault".lookups l WHERE l.kind = r.kind AND l.hash = x.hash AND l.id = r.id)
-			) END
-			FROM (SELECT * FROM "cardvault".records x WHERE (x.kind, x.id) > ($1::smallint, $2::pg_catalog.uuid) ORDER BY x.kind, x.id LIMIT $3) AS r
-			ORDER BY r.kind, r.id`,
-		lookups: `SELECT l.kind, l.hash, l.id, r.account, r.lookup, r.id IS NULL OR ` + isReadable + `
-			FROM (SELECT * FROM "cardvault".lookups y WHERE (y.kind, y.hash, y.id) > ($1::smallint, $2::bytea, $3::pg_catalog.uuid)
-				ORDER BY y.kind, y.hash, y.id LIMIT $4) AS l
-			LEFT JOIN LATERAL (SELECT * FROM "cardvault".records x WHERE x.kind = l.kind AND x.id = l.id OFFSET 0) AS r ON true
-			ORDER BY l.kind, l.hash, l.id`,
-		// A block begins with a row of class 0, and the first one of a level with the least id. A
-		// run of level 2 begins with a block, and the last of each level counts nothing.
-		counts: `SELECT p.scope, p.child, p.kind, p.level, p.first,
-				p.level < 1 OR p.level > 2
-				OR NOT EXISTS (SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class = 0)
-				OR p.first > '00000000-0000-0000-0000-000000000000' AND NOT EXISTS (
-					SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first < p.first)
-				OR p.level = 2 AND NOT EXISTS (SELECT FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = 1 AND c.first = p.first),
-				EXISTS (SELECT FROM (
-					SELECT c.class, c.n FROM "cardvault".counts c WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class <> 0
-					UNION ALL SELECT r.class, -1 FROM "cardvault".records r WHERE p.level = 1 AND ` + inBlock + `
-					UNION ALL SELECT c.class, OPERATOR(pg_catalog.-) c.n FROM "cardvault".counts c
-						WHERE p.level = 2 AND ` + ofBlock + ` AND c.level = 1 AND c.class <> 0 AND c.first >= p.first AND c.first < p.next
-					) AS e GROUP BY e.class HAVING pg_catalog.sum(e.n) <> 0)
-			FROM (SELECT b.*, (SELECT c.first FROM "cardvault".counts c WHERE c.scope = b.scope AND c.child = b.child AND c.kind = b.kind
-					AND c.level = b.level AND c.first > b.first ORDER BY c.first LIMIT 1) AS next
-				FROM (SELECT DISTINCT c.scope, c.child, c.kind, c.level, c.first FROM "cardvault".counts c
-					WHERE (c.scope, c.child, c.kind, c.level, c.first) > ($1::pg_catalog.uuid, $2::boolean, $3::smallint, $4::smallint, $5::pg_catalog.uuid)
-					ORDER BY c.scope, c.child, c.kind, c.level, c.first LIMIT $6) AS b) AS p
-			ORDER BY p.scope, p.child, p.kind, p.level, p.first`,
-
-		// A row that has changed since it was compared stays: it agrees by now. recount is for the block of
-		// a level that has an id.
-		on: `INSERT INTO "cardvault".lookups (kind, hash, id) SELECT k.kind, k.hash, k.id
-			FROM ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::pg_catalog.uuid[]), pg_catalog.unnest($4::bytea[])) AS k(kind, hash, id, lookup)
-			JOIN "cardvault".records r ON r.kind = k.kind AND r.id = k.id AND r.lookup = k.lookup ON CONFLICT DO NOTHING`,
-		off: `DELETE FROM "cardvault".lookups l
-			USING ROWS FROM (pg_catalog.unnest($1::smallint[]), pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::pg_catalog.uuid[]), pg_catalog.unnest($4::bytea[])) AS k(kind, hash, id, lookup)
-			WHERE l.kind = k.kind AND l.hash = k.hash AND l.id = k.id
-				AND coalesce((SELECT r.lookup FROM "cardvault".records r WHERE r.kind = l.kind AND r.id = l.id), '\x'::bytea) = coalesce(k.lookup, '\x'::bytea)`,
-		recount: `WITH p AS MATERIALIZED (SELECT b.*, (SELECT c.first FROM "cardvault".counts c WHERE c.scope = b.scope AND c.child = b.child AND c.kind = b.kind
-					AND c.level = b.level AND c.first > b.first ORDER BY c.first LIMIT 1) AS next
-				FROM (SELECT c.scope, c.child, c.kind, c.level, c.first FROM "cardvault".counts c
-					WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3 AND c.level = $4 AND c.first <= $5 AND c.class = 0 ORDER BY c.first DESC LIMIT 1) AS b
-			), gone AS (
-				DELETE FROM "cardvault".counts c USING p WHERE ` + ofBlock + ` AND c.level = p.level AND c.first = p.first AND c.class <> 0
-			)
-			INSERT INTO "cardvault".counts (kind, child, scope, level, first, class, n)
-				SELECT p.kind, p.child, p.scope, p.level, p.first, e.class, e.n FROM p CROSS JOIN LATERAL (
-					SELECT r.class, pg_catalog.count(*) AS n FROM "cardvault".records r WHERE p.level = 1 AND ` + inBlock + ` GROUP BY r.class
-					UNION ALL SELECT c.class, pg_catalog.sum(c.n)::bigint FROM "cardvault".counts c
-						WHERE p.level = 2 AND ` + ofBlock + ` AND c.level = 1 AND c.class <> 0 AND c.first >= p.first AND c.first < p.next
-						GROUP BY c.class HAVING pg_catalog.sum(c.n) <> 0) AS e`,
-		// The last blocks of a list become one that counts nothing. What is before them counts as it did.
-		uncount: `WITH x AS MATERIALIZED (SELECT coalesce((SELECT e.first FROM (
-				SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3 AND c.level = 1 ORDER BY c.first DESC LIMIT $4
-				) AS e ORDER BY e.first LIMIT 1), '00000000-0000-0000-0000-000000000000'::pg_catalog.uuid) AS first
-			), last AS MATERIALIZED (SELECT l.level, b.first FROM x CROSS JOIN (VALUES (1::smallint), (2::smallint)) AS l(level) CROSS JOIN LATERAL (
-				SELECT c.first FROM "cardvault".counts c WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
-					AND c.level = l.level AND c.first < x.first ORDER BY c.first DESC LIMIT 1) AS b
-			), counted AS (
-				DELETE FROM "cardvault".counts c USING last l WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
-					AND c.level = l.level AND c.first = l.first AND c.class <> 0
-			)
-			DELETE FROM "cardvault".counts c USING x WHERE c.scope = $1 AND c.child = $2 AND c.kind = $3
-				AND (c.level = 1 OR c.level = 2) AND c.first >= x.first`,
-		unleveled: `DELETE FROM "cardvault".counts c WHERE c.ctid = ANY (ARRAY(SELECT d.ctid FROM "cardvault".counts d
-			WHERE d.scope = $1 AND d.child = $2 AND d.kind = $3 AND (d.level < 1 OR d.level > 2) LIMIT $4))`,
-	}
+	s := compareStatements
+	s.mends = mendStatements
 	if part != whole {
 		s.records = strings.Replace(s.records, "l.id = r.id", "l.id = r.id AND l.account = r.account", 1)
 		s.lookups = strings.Replace(s.lookups, "x.id = l.id", "x.id = l.id AND x.account = l.account", 1)

@@ -21,7 +21,7 @@ import (
 )
 
 // Each column that a writer of rows can make unreadable is damage of that record alone, to a
-// function that reads it and to those that share its transaction. The record can be deleted and
+// function that reads it and to the others of its transaction. The record can be deleted and
 // replaced, and its hashes and its place in a list go with it.
 func TestUnreadableColumns(t *testing.T) {
 	p := pool(t, postgres.Get(t).URL("postgres"))
@@ -127,7 +127,7 @@ func TestAuditLogGoesOn(t *testing.T) {
 		}
 		for _, edit := range []struct {
 			what, sql string
-			unseen    bool // it is no fault of this account's log
+			unseen    bool // not a fault of this account's log
 		}{
 			{"a chain that is due at no time", set(`due = 'infinity'`), false},
 			{"a chain of an unknown class", set(`class = 300`), false},

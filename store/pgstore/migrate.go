@@ -45,7 +45,7 @@ const newest = 3
 // changes all or nothing. The role of the pool needs the right to create a schema, or to
 // create in it if it exists; New needs none of these. It returns store.ErrFormat if a newer
 // version has migrated the schema. With Options.Partitions it divides the tables of a new
-// schema, and returns ErrPartitions for one that has others.
+// schema, and returns ErrPartitions if the schema has others.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := opts.check(pool); err != nil {
 		return err

@@ -368,7 +368,7 @@ func (a *attempt) doChangeKey() (facts, error) {
 	return changed, a.v.ChangeKeyring(a.Context(), keyring(a.T, numbers[0]+1))
 }
 
-// doAnchor lets so much time pass that the anchor follows what was committed.
+// doAnchor lets so much time pass that the anchor follows the commits.
 func (a *attempt) doAnchor() (facts, error) {
 	before := a.anchor.texts.Load()
 	made, err := a.doMerchant()
@@ -434,7 +434,7 @@ func (a *attempt) doBackup() (facts, error) {
 	return nil, err
 }
 
-// doIncrement backs up what has changed since the backup of this process. A later increment takes
+// doIncrement backs up the changes since the backup of this process. A later increment takes
 // its place.
 func (a *attempt) doIncrement() (facts, error) {
 	if a.manifest == nil {
@@ -489,7 +489,7 @@ func (a *attempt) doRestore() (facts, error) {
 	return facts{"restored/": {Text: r.ID.String()}}, nil
 }
 
-// A chain is what is needed to restore a vault.
+// A chain restores a vault.
 type chain struct {
 	full, increment []byte
 	ledger          *deletions // nil: no restoration has begun
