@@ -74,7 +74,7 @@ type AccountOptions struct {
 //
 // Errors: FieldErrors; ErrIdempotencyKeyReused.
 func (v *Vault) CreateAccount(ctx context.Context, name string, opts *AccountOptions) (_ *Account, err error) {
-	defer v.doing(ctx, "create account", &err)
+	defer v.whole().doing(ctx, "create account", &err)
 	if name != "" {
 		if err := checkText("Name", []byte(name)); err != nil {
 			return nil, err
@@ -148,13 +148,13 @@ func (v *Vault) Account(ctx context.Context) (_ *Account, err error) {
 // ListAccounts returns one page of all accounts. opts may be nil. If accounts are damaged,
 // the page comes with an error: see [Page].
 func (v *Vault) ListAccounts(ctx context.Context, opts *ListOptions) (_ *Page[*Account], err error) {
-	defer v.doing(ctx, "list accounts", &err)
+	defer v.whole().doing(ctx, "list accounts", &err)
 	return listedAccounts(v, opts).page(ctx)
 }
 
 // AllAccounts iterates over all accounts, as [Vault.All] does over tokens.
 func (v *Vault) AllAccounts(ctx context.Context, opts *ListOptions) iter.Seq2[*Account, error] {
-	return iterate(ctx, v, func() *listed[*Account] { return listedAccounts(v, opts) })
+	return iterate(ctx, v.whole(), func() *listed[*Account] { return listedAccounts(v, opts) })
 }
 
 func listedAccounts(v *Vault, opts *ListOptions) *listed[*Account] {

@@ -138,7 +138,7 @@ func reported(to func(BackupProgress)) func(backup.Progress) {
 // incomplete. ErrDamaged with a report is returned for a complete stream, in which records are
 // missing because the store cannot read them.
 func (v *Vault) Backup(ctx context.Context, w io.Writer, opts *BackupOptions) (_ *BackupReport, err error) {
-	defer v.doing(ctx, "back up", &err)
+	defer v.whole().doing(ctx, "back up", &err)
 	if adapter.IsNil(w) {
 		return nil, required("Writer")
 	}

@@ -203,7 +203,7 @@ func (k *Keyring) apartFrom(dir string) error {
 // key that does not unwrap what it has wrapped; ErrUnavailable for a key provider that does
 // not answer; ErrDamaged for a keyring that was lost or put back.
 func (v *Vault) ChangeKeyring(ctx context.Context, keys *Keyring) (err error) {
-	defer v.doing(ctx, "change keyring", &err)
+	defer v.whole().doing(ctx, "change keyring", &err)
 	dir := v.dir
 	if err := keys.check(); err != nil {
 		return err

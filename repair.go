@@ -71,7 +71,7 @@ type RepairReport struct {
 // is not a [store.Repairer]; ErrDamaged if not all records can be read; errors of the store, of
 // the audit log and of the key provider.
 func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairReport, err error) {
-	defer v.doing(ctx, "repair", &err)
+	defer v.whole().doing(ctx, "repair", &err)
 	if opts == nil {
 		opts = new(RepairOptions)
 	}

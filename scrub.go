@@ -15,7 +15,7 @@ import "context"
 // Errors: ErrNotEnabled if the store is not a store.Scrubber, such as pgstore, whose server
 // has VACUUM for it; and errors of the store.
 func (v *Vault) Scrub(ctx context.Context) (err error) {
-	defer v.doing(ctx, "scrub", &err)
+	defer v.whole().doing(ctx, "scrub", &err)
 	able, err := v.ledger.Scrub(ctx)
 	if err == nil && !able {
 		err = notEnabled("a store.Store that is a store.Scrubber")

@@ -168,7 +168,7 @@ const (
 // Errors: a FieldError for a series that does not exist; ErrRotating for a series whose last
 // rotation is under way; ErrDamaged for a keyring that was lost or put back.
 func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions) (_ *Outcome, err error) {
-	defer v.doing(ctx, "rotate key series", &err)
+	defer v.whole().doing(ctx, "rotate key series", &err)
 	switch s {
 	case SeriesAudit:
 		return rotate(ctx, v, ledger.OpRotateAudit, opts, v.ledger.RotateAudit)
@@ -236,7 +236,7 @@ type KeyTerm struct {
 // has when it is read, and a record that is new or deleted may not count. Of a term that
 // nothing is written under any more, a count of zero is final.
 func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
-	defer v.doing(ctx, "report keys", &err)
+	defer v.whole().doing(ctx, "report keys", &err)
 	count, err := v.sealer.Count(ctx)
 	if err != nil {
 		return nil, err
@@ -327,7 +327,7 @@ var termStates = map[seal.State]TermState{
 // Errors: ErrTermActive for the term under which records are sealed, ErrTermUnknown for a
 // number that no term has, and the errors of ChangeKeyring.
 func (v *Vault) RetireTerm(ctx context.Context, term uint32) (err error) {
-	defer v.doing(ctx, "retire term", &err)
+	defer v.whole().doing(ctx, "retire term", &err)
 	rest, err := v.sealer.Retire(ctx, term)
 	if err == nil && rest != nil {
 		err = (*TermInUseError)(rest)

@@ -433,7 +433,7 @@ func (v *Vault) firstRecords() (uuid.UUID, []*store.Record, error) {
 // is ErrDamaged, without another call of the key provider, if the store has a later term
 // than the vault knows.
 func (v *Vault) RotateKeys(ctx context.Context, opts *CallOptions) (_ *Outcome, err error) {
-	defer v.doing(ctx, "rotate keys", &err)
+	defer v.whole().doing(ctx, "rotate keys", &err)
 	made, err := rotate(ctx, v, ledger.OpRotateKeys, opts, v.ledger.RotateKeys)
 	if err == nil && !made.Replayed {
 		v.sealer.Woken()

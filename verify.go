@@ -108,7 +108,7 @@ type Finding struct {
 //
 // Errors: a FieldError for a wrong Position, and errors of the store and of the key provider.
 func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyReport, err error) {
-	defer v.doing(ctx, "verify", &err)
+	defer v.whole().doing(ctx, "verify", &err)
 	if opts == nil {
 		opts = new(VerifyOptions)
 	}
