@@ -138,7 +138,6 @@ func TestDeletedRow(t *testing.T) {
 	}
 }
 
-
 // Kinds of records of the audit log: see the table of kinds of a vault.
 const auditRecord, auditCheckpoint, auditChain, auditPromise = 34, 35, 36, 37
 
