@@ -95,6 +95,50 @@ func TestUnreadableColumns(t *testing.T) {
 	}
 }
 
+// A list is its records: a row that someone deletes is gone from it as from all else, and Verify reports
+// the hash that is left.
+func TestDeletedRow(t *testing.T) {
+	p := pool(t, postgres.Get(t).URL("postgres"))
+	name := schema(t, p)
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{3}, cardvault.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := cardvault.New(t.Context(), open(t, p, name), keys, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	var ids []uuid.UUID
+	for i := range 3 {
+		token, err := v.Import(t.Context(), stoppedCard, &cardvault.ImportOptions{BusinessKey: fmt.Sprint("order ", i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, token.ID)
+	}
+	const token = 5 // the kind, as the store has it
+	quoted := pgx.Identifier{name}.Sanitize()
+	if _, err := p.Exec(t.Context(), fmt.Sprintf(`DELETE FROM %s.records WHERE (kind, id) = (SELECT kind, id FROM %[1]s.records WHERE kind = %d ORDER BY id OFFSET 1 LIMIT 1)`, quoted, token)); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := v.Get(t.Context(), ids[1]); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("Get = %v", err)
+	}
+	page, err := v.List(t.Context(), nil)
+	if err != nil || page.TotalItems != 2 || len(page.Items) != 2 {
+		t.Errorf("List = %+v, %v", page, err)
+	}
+	if page, err := v.List(t.Context(), &cardvault.TokenListOptions{BusinessKey: "order 1"}); err != nil || page.TotalItems != 0 {
+		t.Errorf("List by business key = %+v, %v", page, err)
+	}
+	report, err := v.Verify(t.Context(), nil)
+	if err != nil || len(report.Problems) != 1 || report.Problems[0].Kind != cardvault.ProblemIndexStray || report.Problems[0].Count != 1 {
+		t.Errorf("Verify = %+v, %v", report, err)
+	}
+}
+
 // Kinds of records of the audit log: see the table of kinds of a vault.
 const auditRecord, auditCheckpoint, auditChain, auditPromise = 34, 35, 36, 37
 
