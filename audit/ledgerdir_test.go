@@ -129,6 +129,7 @@ func TestLedgerDirTorn(t *testing.T) {
 	}
 	torn["all but the end of the line"] = slices.Concat(first.Export, second.Export[:len(second.Export)-1])
 
+	t.Logf("%d torn ends", len(torn))
 	for name, text := range torn {
 		dir := t.TempDir()
 		appends(t, audit.NewLedgerDir(dir), first)
@@ -293,6 +294,7 @@ func TestLedgerDirKilled(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	t.Logf("3 kills amid %d parts", len(exports))
 }
 
 func keepUntilKilled(dir string) {

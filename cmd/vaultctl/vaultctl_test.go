@@ -40,7 +40,7 @@ var postgres = realtest.SharedPostgreSQL(nil)
 func TestMain(m *testing.M) {
 	testscript.Main(postgres.Main(m), map[string]func(){
 		"vaultctl": main,
-		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3], len(os.Args) > 4)) },
+		"serve":    func() { exit(serve(os.Args[1], os.Args[2], os.Args[3], os.Args[4:]...)) },
 		"store":    func() { exit(storeCard(os.Args[1], os.Args[2])) },
 		"fake":     func() { exit(fake(os.Args[1], os.Args[2])) },
 	})
@@ -55,11 +55,14 @@ func exit(err error) {
 }
 
 // serve serves the REST API of a sandbox until it is terminated, and writes its address into
-// a file. With socket, vaultctl can call its vault.
-func serve(place, key, addr string, socket bool) error {
+// a file. With the word socket, vaultctl can call its vault. The folder of a ledger may follow.
+func serve(place, key, addr string, more ...string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	c := at(place)
+	if len(more) > 1 {
+		c.ledger = more[1]
+	}
 	keys, err := c.keyring(ctx, key, "")
 	if err != nil {
 		return err
@@ -76,7 +79,7 @@ func serve(place, key, addr string, socket bool) error {
 		server := &http.Server{Handler: h}
 		go func() { _ = server.Serve(httpapi.Erasing(listener)) }()
 		defer server.Close()
-		if socket {
+		if len(more) > 0 {
 			operators, err := operator.Listen(c.vault)
 			if err != nil {
 				return err

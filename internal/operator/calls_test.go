@@ -372,3 +372,65 @@ func TestRepairAndAudit(t *testing.T) {
 		t.Errorf("a writer that fails: %v", err)
 	}
 }
+
+// A backingUp vault has one call.
+type backingUp struct {
+	operator.Vault
+	backup func(ctx context.Context, w io.Writer, opts *cardvault.BackupOptions) error
+}
+
+func (b backingUp) Backup(ctx context.Context, w io.Writer, opts *cardvault.BackupOptions) (*cardvault.BackupReport, error) {
+	return nil, b.backup(ctx, w, opts)
+}
+
+// TestDeadlines: a client that sends no piece of its manifest, or reads no data, is given up.
+func TestDeadlines(t *testing.T) {
+	for name, of := range map[string]struct {
+		request string
+		rest    string // of the body
+		backup  func(ctx context.Context, w io.Writer, opts *cardvault.BackupOptions) error
+		reads   bool
+		after   time.Duration
+	}{
+		"no piece": {`{"Call":"backup","Increment":true}`, "", func(_ context.Context, _ io.Writer, opts *cardvault.BackupOptions) error {
+			_, err := opts.Since.Read(make([]byte, 1))
+			return err
+		}, true, time.Minute},
+		"no reader": {`{"Call":"backup"}`, "0\r\n\r\n", func(ctx context.Context, w io.Writer, _ *cardvault.BackupOptions) error {
+			for {
+				if _, err := w.Write(make([]byte, 1<<16)); err != nil {
+					return errors.Join(err, ctx.Err())
+				}
+			}
+		}, false, 10 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ended := make(chan error, 1)
+				v := backingUp{backup: func(ctx context.Context, w io.Writer, opts *cardvault.BackupOptions) error {
+					err := of.backup(ctx, w, opts)
+					ended <- err
+					return err
+				}}
+				w, server := newWire(), &http.Server{Handler: operator.NewHandler(v, slog.New(slog.DiscardHandler))}
+				go func() { _ = server.Serve(w) }()
+				defer server.Close()
+				conn, err := w.dial(t.Context(), "", "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				began := time.Now()
+				if _, err := fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: operator\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n%s", len(of.request), of.request, of.rest); err != nil {
+					t.Fatal(err)
+				}
+				if of.reads {
+					go func() { _, _ = io.Copy(io.Discard, conn) }()
+				}
+				if err := <-ended; err == nil || time.Since(began) != of.after {
+					t.Errorf("the call ends with %v after %v, want %v", err, time.Since(began), of.after)
+				}
+			})
+		})
+	}
+}

@@ -160,7 +160,10 @@ func (a *answer) lives(over <-chan struct{}) {
 	for {
 		select {
 		case <-tick.C:
-			_ = a.frame(frameAlive, nil) // else the context ends
+			if a.mu.TryLock() { // else a frame is under way
+				_ = a.write(frameAlive, nil) // else the context ends
+				a.mu.Unlock()
+			}
 		case <-over:
 			return
 		}
@@ -170,6 +173,11 @@ func (a *answer) lives(over <-chan struct{}) {
 func (a *answer) frame(kind byte, content []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.write(kind, content)
+}
+
+// write writes a frame. The caller holds a.mu.
+func (a *answer) write(kind byte, content []byte) error {
 	if err := a.control.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
 		return err
 	}

@@ -418,6 +418,8 @@ var shown = map[string]string{
 	"audit.Checkpoint.Digests":              "of records with a MAC, for everyone to compare",
 	"audit.Checkpoint.Previous":             "for everyone to compare",
 	"audit.Checkpoint.Signature":            "for everyone to verify",
+	"audit.LedgerDir.path":                  "named by the operator",
+	"audit.ledgerLog.file":                  "of ids, in a folder that the operator names",
 	"audit.Mark.Hash":                       "for everyone to compare",
 	"audit.Part.Export":                     "lines of an export, which has no secrets",
 	"audit.Signer.PublicKey":                "public",
