@@ -25,7 +25,7 @@ var sortsOfFailure = map[string]struct {
 }
 
 // TestFailingDisk makes calls of the system fail, now and then, while a vault works. The operations
-// that fail return documented errors. The process goes on, and every acknowledged object is there
+// that fail return documented errors: ErrDamaged if it was a read. The process goes on, and every acknowledged object is there
 // later, also after a loss of power. There is
 // one life for each sort of failure, and 20 in make faults.
 func TestFailingDisk(t *testing.T) {

@@ -96,7 +96,7 @@ func live(t *testing.T, o *orders) {
 	}
 	defer sim.Close()
 	folder := filepath.Join(l.Dir, anchorName)
-	if err := os.Mkdir(folder, 0o700); err == nil || errors.Is(err, os.ErrExist) {
+	if err = os.Mkdir(folder, 0o700); err == nil || errors.Is(err, os.ErrExist) {
 		err = syncFolder(l.Dir)
 	}
 	if err != nil {
