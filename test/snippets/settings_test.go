@@ -172,6 +172,8 @@ var languages = map[string]string{
 	"docs/move.md: Settings: sh":                                        "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/move.md: Move: sh":                                            "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/move.md: If it ends early: sh":                                "printed.txtar of cmd/vaultctl runs the lines",
+	"docs/restore-drill.md: In the sandbox: sh":                         "printed.txtar of cmd/vaultctl runs the lines",
+	"docs/restore-drill.md: Copy key and ledger: sh":                    "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/restore-drill.md: Settings: sh":                               "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/restore-drill.md: Restore: sh":                                "printed.txtar of cmd/vaultctl runs the lines",
 	"docs/restore-drill.md: Look: sh":                                   "printed.txtar of cmd/vaultctl runs the lines",
