@@ -242,14 +242,15 @@ func (f *furnished) pay(v *cardvault.Vault, account uuid.UUID, tokens ...uuid.UU
 const filePage = 4096
 
 // damages are what can happen to a file, each from its whole content. Where a page has its content of
-// before, or lacks its end, a search can end as if it were whole, and Verify alone finds that.
+// before, or lacks its end, a search can end as if it were whole, and Verify alone finds that. So can a
+// search by hash whose record names another account after a flipped bit.
 var damages = []struct {
 	name      string
 	whole     bool // each answer shows the damage, if it is in the way
 	whileOpen bool
 	damage    func(f *furnished, file []byte, random *rand.Rand) []byte
 }{
-	{"bit", true, false, func(_ *furnished, file []byte, random *rand.Rand) []byte {
+	{"bit", false, false, func(_ *furnished, file []byte, random *rand.Rand) []byte {
 		file[random.IntN(len(file))] ^= 1 << random.IntN(8)
 		return file
 	}},
@@ -306,7 +307,7 @@ func TestDamagedFiles(t *testing.T) {
 		used := len(bytes.TrimRight(f.file, "\x00"))
 		used += filePage - 1 - (used-1)%filePage
 		tolls := make([]toll, len(damages))
-		for n := range 5 * kills(20) {
+		for n := range 5 * kills(10) {
 			random := rand.New(rand.NewPCG(25, uint64(n)))
 			d := damages[n%len(damages)]
 			whole := f.file[:used]
