@@ -179,7 +179,13 @@ func (k *known) compare(have facts, now time.Time) (wrong []string) {
 	makes, later := slices.Clone(k.makes), map[string][]fact{}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		parts := strings.Split(name, "/")
-		if slices.Contains(notInside, parts[0]) || len(parts) > 2 && states[parts[1]] == "frozen" {
+		if slices.Contains(notInside, parts[0]) {
+			if maybe, ok := k.maybe[name]; ok { // checked later
+				later[name] = maybe
+			}
+			continue
+		}
+		if len(parts) > 2 && states[parts[1]] == "frozen" {
 			continue
 		}
 		want, ok := k.facts[name]
