@@ -286,7 +286,7 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 	if h.stuck.Load() {
 		return nil, fmt.Errorf("%w: the file was changed or lost while it was open", store.ErrDamaged)
 	}
-	begun := false
+	begun := true
 	defer func() {
 		if !begun {
 			h.stuck.Store(true)
@@ -295,7 +295,8 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
-	h.touch()
+	h.touch() // a read that fails here leaves no lock held: the next call may succeed
+	begun = false
 	tx, err = h.db.Begin(writable)
 	begun = true
 	return tx, err
