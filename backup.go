@@ -60,6 +60,11 @@ type RestoreReport struct {
 	// "token.import". Both are zero without a ledger.
 	Deleted int64
 	Lost    map[string]int64
+
+	// NotInLedger are the accounts of which neither the ledger nor the backup has a checkpoint.
+	// They have had nothing to record, or their part of the ledger is lost, and with it what was
+	// deleted of them since.
+	NotInLedger []uuid.UUID
 }
 
 // BackupOptions are the optional parts of [Vault.Backup].
@@ -253,7 +258,7 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 	if err != nil {
 		return err
 	}
-	r.Deleted, r.Lost = done.Repeated, done.Lost
+	r.Deleted, r.Lost, r.NotInLedger = done.Repeated, done.Lost, done.Missing
 	return v.ledger.Deleted(ctx)
 }
 

@@ -322,6 +322,9 @@ func TestLedgerOfIdle(t *testing.T) {
 			if deleted < 0 && !errors.Is(err, cardvault.ErrDamaged) || deleted >= 0 && (err != nil || r.Deleted != deleted) {
 				t.Errorf("%s: %+v, %v", what, r, err)
 			}
+			if missing := what == "an idle account"; err == nil && slices.Contains(r.NotInLedger, idle.ID) != missing {
+				t.Errorf("%s: %v are not in the ledger", what, r.NotInLedger)
+			}
 		}
 		restored("an idle account", kept.ledger(), 1)
 		restored("no part at all", new(cardvault.DeletionLedger), -1)

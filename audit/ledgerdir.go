@@ -30,7 +30,8 @@ import (
 //
 // Several processes may use one folder. Each adds to files of its own, so no lock is needed, and a part
 // can be there twice. Files may be removed while it is in use, such as those from before the last
-// backup that would be restored.
+// backup that would be restored; the folder of an account whose parts it has kept is an error when
+// it is gone, as after an unmount. Only the user of the vault may write below DIR.
 type LedgerDir struct {
 	path string
 
@@ -58,7 +59,7 @@ const (
 
 	ledgerFileBytes = 16 << 20 // after which a file has no further part
 	mostLedgerBytes = 64 << 20 // of a file that is read
-	mostLedgerLogs  = 4096     // that a process remembers
+	mostLedgerLogs  = 1 << 16  // that a process remembers
 )
 
 // NewLedgerDir returns the ledger in a folder, which has to be there when a part comes: so a volume
@@ -71,8 +72,14 @@ func (l *LedgerDir) log(of logOf) *ledgerLog {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.logs[of] == nil {
-		if len(l.logs) >= mostLedgerLogs {
-			clear(l.logs) // each begins a file then
+		for old, log := range l.logs {
+			if len(l.logs) < mostLedgerLogs {
+				break
+			}
+			if log.mu.TryLock() { // it begins a file when it is used again
+				log.mu.Unlock()
+				delete(l.logs, old)
+			}
 		}
 		l.logs[of] = new(ledgerLog)
 	}
@@ -125,19 +132,38 @@ var errNoFile = errors.New("audit: there is no file")
 // add adds a part to the file. After an error nothing is added any more, since the file may end with a
 // piece of the part.
 func (g *ledgerLog) add(export []byte) error {
+	if info, err := os.Lstat(g.file); errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+		return errNoFile // it was removed or replaced
+	}
 	f, err := os.OpenFile(g.file, os.O_WRONLY|os.O_APPEND, 0)
-	if errors.Is(err, fs.ErrNotExist) { // it was removed
+	if errors.Is(err, fs.ErrNotExist) {
 		return errNoFile
 	}
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(export)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		_ = os.Truncate(g.file, g.size) // a rest counts for nothing
-		g.file = ""
+	defer f.Close()
+	if !g.named(f) {
+		return errNoFile
 	}
-	return err
+
+	_, err = f.Write(export)
+	if err = errors.Join(err, f.Sync()); err != nil {
+		_ = f.Truncate(g.size) // a rest counts for nothing
+		g.file = ""
+		return err
+	}
+	if !g.named(f) { // removed meanwhile, and the part with it
+		return errNoFile
+	}
+	return nil
+}
+
+// named reports whether f is the file that has the name.
+func (g *ledgerLog) named(f *os.File) bool {
+	mine, err := f.Stat()
+	there, e := os.Lstat(g.file)
+	return err == nil && e == nil && os.SameFile(mine, there)
 }
 
 // begin begins a file with a part.
@@ -147,6 +173,9 @@ func (l *LedgerDir) begin(log *ledgerLog, of logOf, p *Part) error {
 		return err
 	}
 	folder := l.folder(of)
+	if _, err := os.Stat(folder); err != nil && log.last.Number > 0 {
+		return err // it has kept parts: what is at path now is not the ledger
+	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
@@ -193,7 +222,7 @@ func (l *LedgerDir) Last(ctx context.Context, vault, account uuid.UUID) (last Ma
 		return last, err
 	}
 	for _, f := range files {
-		if filepath.Ext(f.Name()) != ledgerSuffix {
+		if filepath.Ext(f.Name()) != ledgerSuffix || !f.Type().IsRegular() {
 			continue
 		}
 		m, err := lastMark(filepath.Join(folder, f.Name()))

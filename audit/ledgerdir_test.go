@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -232,6 +234,39 @@ func TestLedgerDirFiles(t *testing.T) {
 	if err := l.Append(t.Context(), c.part(1)); err == nil {
 		t.Error("a ledger whose folder is gone keeps a part")
 	}
+}
+
+// TestLedgerDirReplaced: what stands in the place of a file or of the ledger gets no part.
+func TestLedgerDirReplaced(t *testing.T) {
+	c, dir, elsewhere := newChain(), t.TempDir(), filepath.Join(t.TempDir(), "other")
+	l := audit.NewLedgerDir(dir)
+	appends(t, l, c.part(1))
+	file := c.files(t, dir)[0]
+	if err := errors.Join(os.Rename(file, elsewhere), os.Symlink(elsewhere, file)); err != nil {
+		t.Skipf("no symbolic links here: %v", err)
+	}
+	before, err := os.Stat(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	appends(t, l, c.part(1))
+	if after, err := os.Stat(elsewhere); err != nil || after.Size() != before.Size() {
+		t.Errorf("a part went through a symbolic link: %v", err)
+	}
+
+	away := dir + "-away"
+	folder := filepath.Dir(filepath.Dir(file))
+	if err := os.Rename(folder, away); err != nil { // as an unmount does
+		t.Fatal(err)
+	}
+	p := c.part(1)
+	if err := l.Append(t.Context(), p); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Append = %v to what is no ledger any more", err)
+	}
+	if err := os.Rename(away, folder); err != nil {
+		t.Fatal(err)
+	}
+	appends(t, l, p)
 }
 
 // TestLedgerDirLong: the mark is found whatever the size of the last part, and a long log is in

@@ -262,9 +262,12 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 		for _, operation := range slices.Sorted(maps.Keys(restored.Lost)) {
 			c.note("lost: %d %s", restored.Lost[operation], operation)
 		}
+		for _, account := range restored.NotInLedger {
+			c.note("The ledger has nothing of account %v: it has had nothing to record, or its folder is lost.", account)
+		}
 	}
 	return c.show(object{
-		"id": restored.ID, "deleted_again": restored.Deleted, "lost": restored.Lost,
+		"id": restored.ID, "deleted_again": restored.Deleted, "lost": restored.Lost, "not_in_ledger": append([]uuid.UUID{}, restored.NotInLedger...),
 		"backup_id": b.ID, "bases": bases, "at": b.At, "records": b.Records, "deleted": b.Deleted, "damaged": b.Damaged,
 		"bytes": b.Bytes, "chunks": b.Chunks, "terms": b.Terms,
 	}, restored.ID.String()+"\n")

@@ -41,6 +41,7 @@ type Deleter struct {
 type Deletions struct {
 	Repeated int64            // deletions
 	Lost     map[string]int64 // other calls after the backup, by operation
+	Missing  []uuid.UUID      // accounts without an export, of which nothing is known
 }
 
 // Repeat verifies all exports before it deletes anything. They have to continue the logs of the
@@ -64,6 +65,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 			}
 		}
 	}
+	found := &Deletions{Lost: map[string]int64{}}
 	for _, a := range d.Accounts {
 		if logs[a] != nil {
 			continue
@@ -76,9 +78,9 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 		if len(log.known) > 0 || len(parts) == 0 {
 			return nil, fmt.Errorf("%w: the ledger has no export of account %v", ledger.ErrDamaged, a)
 		}
+		found.Missing = append(found.Missing, a)
 	}
 
-	found := &Deletions{Lost: map[string]int64{}}
 	again := func(r *audit.Record) error { return d.again(ctx, r, found) }
 	for _, p := range parts {
 		if err := d.read(p.export, audit.VerifyOptions{Each: again, Open: again}, nil); err != nil {

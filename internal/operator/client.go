@@ -97,7 +97,10 @@ func (c *Client) call(ctx context.Context, r *request, to reply) error {
 		var more *io.PipeReader
 		more, to.base.to = io.Pipe()
 		defer to.base.to.Close()
-		body = io.MultiReader(body, more)
+		body = struct {
+			io.Reader
+			io.Closer // of http: a piece waits for no server that has gone
+		}{io.MultiReader(body, more), more}
 	}
 
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -90,7 +90,9 @@ const (
 func writeFrame(w io.Writer, kind byte, content []byte) error {
 	head := append([]byte{kind}, 0, 0, 0, 0)
 	binary.BigEndian.PutUint32(head[1:], uint32(len(content)))
-	_, err := w.Write(append(head, content...))
+	frame := append(head, content...)
+	defer clear(frame) // it may have a secret
+	_, err := w.Write(frame)
 	return err
 }
 

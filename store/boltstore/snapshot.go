@@ -112,7 +112,9 @@ func (h *handle) writes(tx *bolt.Tx) {
 	h.resting.mu.Lock()
 	defer h.resting.mu.Unlock()
 	h.resting.waiting--
-	h.resting.writable = tx
+	if tx != nil {
+		h.resting.writable = tx // another one may still be open if tx is nil
+	}
 }
 
 // ended notes that a transaction has ended, in the case that it was writable.
