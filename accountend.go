@@ -39,7 +39,7 @@ func newCloser(v *Vault) *removal.Closer {
 			}
 			of := v.of(r.Account)
 			err := of.deleteToken(ctx, deletion{id: of.rows.Mask(kindToken, r.ID), row: r.ID, op: opDelete})
-			if errors.Is(err, ErrNotFound) { // it has lapsed: what is left of it is erased as any record
+			if errors.Is(err, ErrNotFound) { // it has lapsed, and its rest is erased as any record
 				return false, nil
 			}
 			return true, err

@@ -67,8 +67,8 @@ func anchorApart(a Anchor, dir string) error {
 //
 // If the store is not the latest one, find that and open it. If there is none, such as after a
 // restore from a backup or a failover to a standby that was behind, set [Options.AcceptRollback] to
-// ID: the vault goes on from here, the audit log has vault.accept_rollback, and what was committed
-// between the two points is lost, deletions and revocations too. A store that went on apart from
+// ID: the vault goes on from here, the audit log has vault.accept_rollback, and the commits
+// between the two points are lost, deletions and revocations too. A store that went on apart from
 // this one is refused from then on.
 type RollbackError struct {
 	ID     uuid.UUID

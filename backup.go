@@ -61,9 +61,8 @@ type RestoreReport struct {
 	Deleted int64
 	Lost    map[string]int64
 
-	// NotInLedger are the accounts of which neither the ledger nor the backup has a checkpoint.
-	// They have had nothing to record, or their part of the ledger is lost, and with it what was
-	// deleted of them since.
+	// NotInLedger are the accounts without a checkpoint in the ledger and in the backup. They have
+	// had nothing to record, or their part of the ledger is lost, and with it their deletions.
 	NotInLedger []uuid.UUID
 }
 
