@@ -41,7 +41,7 @@ type Deleter struct {
 type Deletions struct {
 	Repeated int64            // deletions
 	Lost     map[string]int64 // other calls after the backup, by operation
-	Missing  []uuid.UUID      // accounts without an export, of which nothing is known
+	Missing  []uuid.UUID      // accounts without an export and a checkpoint
 }
 
 // Repeat verifies all exports before it deletes anything. They have to continue the logs of the
@@ -70,7 +70,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 		if logs[a] != nil {
 			continue
 		}
-		// An account of which nothing is known may have had nothing to record until the end.
+		// An account without a known checkpoint may have had nothing to record until the end.
 		log, err := d.known(ctx, a)
 		if err != nil {
 			return nil, err
