@@ -101,8 +101,9 @@ type RestoreOptions struct {
 // API keys and webhooks whose deletion it has are deleted again, and closed accounts closed.
 type DeletionLedger struct {
 	// Exports are of [Vault.ExportAudit] or [AuditOptions.Ledger]: for each account of the backup
-	// one, or several that follow each other without a gap, in any order. None is needed of an
-	// account whose log neither the backup nor Kept has a checkpoint of. They are read four times. Calls that two of them have count twice in RestoreReport.Lost.
+	// one, or several that follow each other without a gap, in any order. An account without a
+	// checkpoint in the backup and in Kept needs none: see RestoreReport.NotInLedger. They are
+	// read four times. Calls that two of them have count twice in RestoreReport.Lost.
 	Exports []io.ReadSeeker
 
 	// PublicKeys are the audit keys that began after the backup: see [Vault.AuditPublicKeys].

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/iin"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/networktest"
@@ -407,50 +407,15 @@ var wireFaults = map[string]fault{
 	},
 }
 
-// A pipeListener has connections that a bubble of synctest knows to be idle.
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
-
-func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	client, server := net.Pipe()
-	select {
-	case l.conns <- server:
-		return client, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // onService runs f in a bubble, on a vault whose network is a service.
 func onService(t *testing.T, opts *cardvault.Options, f func(l *lab, s *service)) {
 	inLab(t, opts, func(l *lab) {
 		s := newService()
-		pipes := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+		pipes := bubble.Listen()
 		server := &http.Server{Handler: s}
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(pipes) }()
-		transport := &http.Transport{DialContext: pipes.dial}
+		transport := &http.Transport{DialContext: pipes.Dial}
 		l.opts.Network = newHTTPNetwork("http://service", transport)
 		l.restart()
 		f(l, s)

@@ -51,7 +51,7 @@ type rig struct {
 	vault   *cardvault.Vault
 	network *simnet.Network
 	api     http.Handler
-	pipes   map[string]*pipe // by host
+	pipes   map[string]*bubble.Listener // by host
 	web     *http.Transport
 	stop    func() error // the shop
 	log     logBuffer
@@ -83,9 +83,9 @@ func inBubbleEach(t *testing.T, webhooks bool, period time.Duration, f func(*tes
 
 func newRig(t *testing.T, webhooks bool, period time.Duration) *rig {
 	t.Helper()
-	r := &rig{webhooks: webhooks, pipes: map[string]*pipe{"vault.example:80": newPipe(), "shop.example:80": newPipe(), "127.0.0.1:80": newPipe()}}
+	r := &rig{webhooks: webhooks, pipes: map[string]*bubble.Listener{"vault.example:80": bubble.Listen(), "shop.example:80": bubble.Listen(), "127.0.0.1:80": bubble.Listen()}}
 	r.web = &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return r.pipes[address].dial(ctx)
+		return r.pipes[address].Dial(ctx, "", address)
 	}}
 	logger := slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
@@ -109,7 +109,9 @@ func newRig(t *testing.T, webhooks bool, period time.Duration) *rig {
 	}
 	forwarder, err := forward.New(r.vault, []forward.Destination{{Name: "psp", URL: "http://127.0.0.1/psp/"}}, &forward.Options{
 		AllowLoopback: true,
-		Dial:          func(ctx context.Context, _, address string) (net.Conn, error) { return r.pipes[address].dial(ctx) },
+		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return r.pipes[address].Dial(ctx, "", address)
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -1049,45 +1051,3 @@ func (b *logBuffer) String() string {
 	defer b.mu.Unlock()
 	return b.text.String()
 }
-
-// A pipe is a listener whose connections are in memory, so that a bubble sees them wait.
-type pipe struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newPipe() *pipe { return &pipe{conns: make(chan net.Conn), closed: make(chan struct{})} }
-
-func (p *pipe) dial(ctx context.Context) (net.Conn, error) {
-	client, server := net.Pipe()
-	select {
-	case p.conns <- server:
-		return client, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (p *pipe) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipe) Close() error {
-	p.once.Do(func() { close(p.closed) })
-	return nil
-}
-
-func (p *pipe) Addr() net.Addr { return pipeAddr{} }
-
-type pipeAddr struct{}
-
-func (pipeAddr) Network() string { return "pipe" }
-func (pipeAddr) String() string  { return "shop.example" }

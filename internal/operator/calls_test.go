@@ -7,66 +7,28 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/operator"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
-// A wire is a listener, and the connections to it, without a system below.
-type wire struct {
-	conns chan net.Conn
-	ended chan struct{}
-	once  sync.Once
-}
-
-func newWire() *wire { return &wire{conns: make(chan net.Conn), ended: make(chan struct{})} }
-
-func (w *wire) Accept() (net.Conn, error) {
-	select {
-	case c := <-w.conns:
-		return c, nil
-	case <-w.ended:
-		return nil, net.ErrClosed
-	}
-}
-
-func (w *wire) Close() error {
-	w.once.Do(func() { close(w.ended) })
-	return nil
-}
-
-func (w *wire) Addr() net.Addr { return &net.UnixAddr{Name: "wire", Net: "unix"} }
-
-func (w *wire) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	a, b := net.Pipe()
-	select {
-	case w.conns <- b:
-		return a, nil
-	case <-w.ended:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // wired returns a client of a handler.
 func wired(t *testing.T, h http.Handler) *operator.Client {
 	t.Helper()
-	w, server := newWire(), &http.Server{Handler: h}
+	w, server := bubble.Listen(), &http.Server{Handler: h}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(w) }()
-	c := operator.NewClient(w.dial)
+	c := operator.NewClient(w.Dial)
 	t.Cleanup(func() {
 		if err := errors.Join(c.Close(), server.Close()); err != nil {
 			t.Error(err)
@@ -144,11 +106,11 @@ func TestTooMany(t *testing.T) {
 // with a hint.
 func TestVersion(t *testing.T) {
 	h := operator.NewHandler(slow{}, slog.New(slog.DiscardHandler))
-	w := newWire()
+	w := bubble.Listen()
 	server := &http.Server{Handler: h}
 	go func() { _ = server.Serve(w) }()
 	defer server.Close()
-	c := http.Client{Transport: &http.Transport{DialContext: w.dial, DisableKeepAlives: true}}
+	c := http.Client{Transport: &http.Transport{DialContext: w.Dial, DisableKeepAlives: true}}
 	for _, body := range []string{
 		`{"Call":"explode"}`, `{"Call":"scrub","Later":1}`, `{`, ``, `{"Call":"scrub","Name":"` + strings.Repeat("x", 64<<10) + `"}`,
 	} {
@@ -412,10 +374,10 @@ func TestDeadlines(t *testing.T) {
 					ended <- err
 					return err
 				}}
-				w, server := newWire(), &http.Server{Handler: operator.NewHandler(v, slog.New(slog.DiscardHandler))}
+				w, server := bubble.Listen(), &http.Server{Handler: operator.NewHandler(v, slog.New(slog.DiscardHandler))}
 				go func() { _ = server.Serve(w) }()
 				defer server.Close()
-				conn, err := w.dial(t.Context(), "", "")
+				conn, err := w.Dial(t.Context(), "", "")
 				if err != nil {
 					t.Fatal(err)
 				}
