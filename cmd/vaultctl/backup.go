@@ -258,7 +258,7 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 	}
 	c.note("%d records of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", b.Records, date(b.At))
 	if opts.Ledger != nil {
-		c.note("%d objects were deleted again.", restored.Deleted)
+		c.note("Objects deleted again: %d.", restored.Deleted)
 		for _, operation := range slices.Sorted(maps.Keys(restored.Lost)) {
 			c.note("lost: %d %s", restored.Lost[operation], operation)
 		}

@@ -285,6 +285,32 @@ type failingSeeker struct{ err error }
 func (f failingSeeker) Read([]byte) (int, error)       { return 0, f.err }
 func (f failingSeeker) Seek(int64, int) (int64, error) { return 0, nil }
 
+// TestServerGone: a server that goes while the client sends a piece of a manifest ends the call.
+func TestServerGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := wired(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			conn, both, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			wants := append([]byte{'w', 0, 0, 0, 8}, make([]byte, 8)...) // the first piece
+			if _, err := fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(wants), wants); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(both, make([]byte, 8<<10)); err != nil {
+				t.Error(err)
+			}
+		}))
+		began := time.Now()
+		_, err := c.Backup(t.Context(), io.Discard, &cardvault.BackupOptions{Since: bytes.NewReader(make([]byte, 1<<20))})
+		if err == nil || time.Since(began) > time.Second {
+			t.Errorf("Backup = %v after %v", err, time.Since(began))
+		}
+	})
+}
+
 // TestRepairAndAudit: a repair, and the log of an account and of the vault, come through the socket.
 func TestRepairAndAudit(t *testing.T) {
 	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{7}, cardvault.KeySize))

@@ -378,6 +378,8 @@ func TestSnapshots(t *testing.T) {
 		r := numbered(1)
 		r.Version = n + 1
 		if err := s.Update(t.Context(), func(tx store.Tx) error {
+			s.h.wake() // for another transaction, which cannot begin
+			s.h.writes(nil)
 			if got := version(); got != n {
 				t.Errorf("version %d inside the Update of version %d", got, n+1)
 			}
