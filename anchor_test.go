@@ -468,8 +468,9 @@ func TestAnchorLeft(t *testing.T) {
 				}
 
 				var steps atomic.Int64 // of the test, and of rounds of the anchor
+				most := int64(s.n)
 				fails := func() error {
-					if steps.Add(1) > int64(s.n) {
+					if steps.Add(1) > most {
 						return errMoody
 					}
 					return nil
@@ -517,6 +518,38 @@ func TestAnchorLeft(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAnchorAbandoned: a vault that has begun to work and does not open writes no more.
+func TestAnchorAbandoned(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		a := &anchored{T: t, store: memstore.New(), dir: t.TempDir()}
+		a.reopen()
+		former := copied(t, a.store)
+		a.reopen()
+		noErr(t, a.vault.Close())
+		id := a.refused(former, "older").ID
+
+		var writes atomic.Int64
+		f := &frail{base: former}
+		f.hook(func() error { writes.Add(1); return nil })
+		m := &moody{Anchor: cardvault.AnchorDir(a.dir)}
+		m.set(func(_ context.Context, do func() error) error {
+			if writes.Load() > 0 { // the rollback was accepted, as the audit log says
+				return errMoody
+			}
+			return do()
+		})
+		a.anchor = m
+		if _, err := a.on(f, id); !errors.Is(err, errMoody) {
+			t.Fatalf("New = %v", err)
+		}
+		before := writes.Load()
+		time.Sleep(time.Hour)
+		if n := writes.Load() - before; before == 0 || n > 0 {
+			t.Errorf("%d writes before New failed, %d since", before, n)
+		}
+	})
 }
 
 // TestAnchorOfTwo: two processes on one store share an anchor, whatever each of them does.

@@ -399,7 +399,11 @@ func (l *Log) fire() {
 	defer cancel()
 	l.mu.Lock()
 	l.timer = nil
+	closed := l.closed
 	l.mu.Unlock()
+	if closed {
+		return
+	}
 	if err := l.tick(ctx, false); err != nil && !errors.Is(err, ledger.ErrMoved) {
 		l.fail("checkpoint of the audit log could not be written", err)
 	}
@@ -444,14 +448,7 @@ func (l *Log) tick(ctx context.Context, last bool) error {
 func (l *Log) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	l.mu.Lock()
-	l.closed = true
-	if l.timer != nil {
-		l.timer.Stop()
-		l.timer = nil
-	}
-	l.mu.Unlock()
-
+	l.disarm()
 	switch err := l.tick(ctx, true); {
 	case errors.Is(err, ledger.ErrMoved):
 		if calls := l.notes.calls() + uint64(l.lost.Load()); calls > 0 {
@@ -460,6 +457,32 @@ func (l *Log) Close() {
 	case err != nil:
 		l.Log.Error("end of the audit log could not be written", "error", err)
 	}
+	l.closeKept(ctx)
+}
+
+// Abandon ends the log as a kill does, of a vault that does not open: the next process that works on
+// the vault completes it. It waits for a write that is under way.
+func (l *Log) Abandon() {
+	l.disarm()
+	l.ticking <- struct{}{} // and no tick begins
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	l.closeKept(ended)
+}
+
+// disarm has tick called no more.
+func (l *Log) disarm() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+}
+
+// closeKept waits for sink and ledger, until ctx ends.
+func (l *Log) closeKept(ctx context.Context) {
 	if l.sink != nil {
 		l.sink.close(ctx)
 	}

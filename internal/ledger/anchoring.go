@@ -220,6 +220,18 @@ func (l *Ledger) CloseAnchor() (err error) {
 	return fmt.Errorf("cardvault: the vault is closed, and its anchor does not have the last changes: %w", err)
 }
 
+// Abandon is Close, and has the anchor follow no more.
+func (l *Ledger) Abandon() {
+	l.Close()
+	a := &l.anchoring
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+}
+
 // loadAnchor calls Load of the anchor.
 func (l *Ledger) loadAnchor(ctx context.Context) (text []byte, err error) {
 	err = l.askAnchor(ctx, "reading", func(ctx context.Context) (err error) {
