@@ -334,7 +334,7 @@ func New(ctx context.Context, s store.Store, keys *Keyring, opts *Options) (*Vau
 }
 
 // newVault is New. With restoring it opens a vault that is being restored.
-func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, restoring bool) (v *Vault, err error) {
+func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, restoring bool) (*Vault, error) {
 	o, err := opts.withDefaults()
 	if err == nil {
 		err = keys.check()
@@ -373,12 +373,20 @@ func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, 
 	if c.audit = newAudit(c); c.audit != nil {
 		c.ledger.SetAuditor(c.audit)
 	}
-	defer func() {
-		if err != nil {
-			v = nil
-			c.abandon()
+	v, err := openCore(ctx, c)
+	if err != nil { // nothing writes any more: a store that was refused stays as it is
+		c.ledger.Abandon()
+		if c.audit != nil {
+			c.audit.Abandon()
 		}
-	}()
+		return nil, err
+	}
+	return v, nil
+}
+
+// openCore opens the vault of a core that has its ledger. What it has begun goes on after an error.
+func openCore(ctx context.Context, c *core) (*Vault, error) {
+	o := &c.opts
 	c.calls = replay.New(replay.Config{
 		Keys: kindIdempotency, Answers: kindAnswer, Mistakes: kindMistakes, Keep: o.IdempotencyTTL, Log: o.Logger,
 		Check: checkIdempotencyKey, Refused: ErrNetworkTokenState,
@@ -409,7 +417,8 @@ func newVault(ctx context.Context, s store.Store, keys *Keyring, opts *Options, 
 			return nil, rolledBack(err)
 		}
 	}
-	v = whole.In(c.ledger.First)
+	v := whole.In(c.ledger.First)
+	var err error
 	if c.decoy, err = v.newDecoy(); err != nil {
 		return nil, err
 	}
@@ -504,15 +513,6 @@ func (v *Vault) Close() (err error) {
 		errs = append(errs, ledger.Translate(v.owned.Close()))
 	}
 	return errors.Join(errs...)
-}
-
-// abandon ends what a vault that does not open has begun. It writes nothing more: a store that was
-// refused stays as it is.
-func (c *core) abandon() {
-	c.ledger.Abandon()
-	if c.audit != nil {
-		c.audit.Abandon()
-	}
 }
 
 // now returns the time in UTC and whole microseconds, as it is stored.
