@@ -403,3 +403,72 @@ func TestSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestRecall: calls of one group that read, write and delete the same rows see each other's writes,
+// and none of a call that was refused.
+func TestRecall(t *testing.T) {
+	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rise := func(tx store.Tx) error {
+		for n := range 20 { // more than are recalled
+			r, err := tx.Get(1, number(n))
+			if errors.Is(err, store.ErrNotFound) {
+				r, err = numbered(n), nil
+				r.Version = 0
+			}
+			if err != nil {
+				return err
+			}
+			if r.Version%5 == 4 && n%2 == 0 {
+				tx.Delete(1, r.ID)
+				continue
+			}
+			r.Version++
+			r.Shown = []byte{byte(r.Version)}
+			tx.Put(r)
+		}
+		return nil
+	}
+	refused := func(tx store.Tx) error {
+		err := rise(tx)
+		tx.Put(&store.Record{Kind: 1, ID: number(100), Version: 7})
+		return err
+	}
+
+	var calls sync.WaitGroup
+	for i := range 60 {
+		calls.Go(func() {
+			fn, want := rise, error(nil)
+			if i%3 == 2 {
+				fn, want = refused, store.ErrConflict
+			}
+			if err := s.Update(t.Context(), fn); !errors.Is(err, want) {
+				t.Errorf("call %d: %v, want %v", i, err, want)
+			}
+		})
+	}
+	calls.Wait()
+	if err := s.View(t.Context(), func(tx store.ReadTx) error {
+		for n := range 20 {
+			want := uint64(40)
+			if n%2 == 0 {
+				want = 0 // every fifth call deletes it
+			}
+			r, err := tx.Get(1, number(n))
+			switch {
+			case want == 0 && !errors.Is(err, store.ErrNotFound):
+				t.Errorf("record %d: %v, %v, want none", n, r, err)
+			case want > 0 && (err != nil || r.Version != want || !bytes.Equal(r.Shown, []byte{byte(want)})):
+				t.Errorf("record %d: %v, %v, want version %d", n, r, err, want)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -75,6 +75,7 @@ type reader struct {
 	snapshot *snapshot       // of a View
 	ctx      context.Context // of a View: ends long walks
 
+	recall *recall // of an Update
 	lister *lister // of an Update: flushed before a list is read
 	strays []stray
 	fanout fanout
@@ -115,11 +116,21 @@ func (r *reader) raw(kind store.Kind, id []byte) []byte {
 	if r.snapshot != nil {
 		return r.snapshot.row(kind, id)
 	}
-	name := rowsBucket(kind)
-	if rows := r.tx.Bucket(name[:]); rows != nil {
-		return rows.Get(id)
+	if r.recall != nil {
+		if raw := r.recall.find(kind, uuid.UUID(id)); raw != nil {
+			return raw
+		}
 	}
-	return nil
+	name := rowsBucket(kind)
+	rows := r.tx.Bucket(name[:])
+	if rows == nil {
+		return nil
+	}
+	raw := rows.Get(id)
+	if raw != nil && r.recall != nil {
+		r.recall.keep(kind, uuid.UUID(id), raw)
+	}
+	return raw
 }
 
 // patient is called in each step of a walk that may be long, and ends it when ctx has ended.
@@ -639,6 +650,7 @@ type writer struct {
 	copying *compaction // under way
 	undo    []undo
 	wrote   bool
+	recall  recall
 	kinds   []store.Kind // of the rows that were set
 	full    bool         // there was no room for a commit; kept until the file grows
 	rebuild rebuild      // of the indexes
@@ -661,7 +673,7 @@ type undo struct {
 }
 
 func (w *writer) begin(tx *bolt.Tx, f fanout, copying *compaction) {
-	w.tx, w.copying, w.wrote, w.kinds = tx, copying, false, w.kinds[:0]
+	w.tx, w.copying, w.wrote, w.kinds, w.recall = tx, copying, false, w.kinds[:0], recall{}
 	w.indexes.begin(tx.Bucket, f, copying)
 	w.rebuild.begin(tx, f)
 	w.lister.apart = w.rebuild.under
@@ -786,6 +798,7 @@ func (w *writer) tail(kind store.Kind, rows *bolt.Bucket) *tail {
 }
 
 func (w *writer) setRow(kind store.Kind, id uuid.UUID, new row) {
+	w.recall.forget(kind, id)
 	name := rowsBucket(kind)
 	rows := table{w.rows(kind), name[:], w.copying}
 	if rows.Bucket == nil {

@@ -162,7 +162,7 @@ func (s *Store) runCall(c *call) {
 		return
 	}
 
-	c.tx = updater{reader: reader{tx: g.tx, lister: &g.w.lister, fanout: s.config.fanout}, rows: &g.rows}
+	c.tx = updater{reader: reader{tx: g.tx, recall: &g.w.recall, lister: &g.w.lister, fanout: s.config.fanout}, rows: &g.rows}
 	returned := c.Run(func() error {
 		defer c.tx.end()
 		return c.fn(&c.tx)
