@@ -356,11 +356,15 @@ func resealRace(t *testing.T, s store.Store) {
 		return nil
 	})
 
+	for _, former := range vaults { // a vault may write under a former term until it hears of the present one: its audit log does
+		noError(t, former.Close())
+	}
+	v = vaultOn(t, s, nil)
 	must(v.RotateKeys(ctx, nil))(t)
 	drain(t, v)
 	oneTerm(t, s, 2+2*rotations)
 	all := must(collect(ctx, v, &cardvault.TokenListOptions{Ascending: true}))(t)
-	checkListed(t, vaults[1], all...)
+	checkListed(t, v, all...)
 	if !slices.Equal(idsOf(all), ids) {
 		t.Errorf("%d tokens, want %d", len(all), n)
 	}
