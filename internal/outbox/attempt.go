@@ -105,20 +105,20 @@ func (s *shift) attempt(ctx context.Context, of *share, p *pending, failed map[u
 		return []*pending{p}, err
 	}
 
-	// The place is free while the result is stored, unless that keeps others from an attempt.
 	a := send(ctx)
-	if !a.gone() {
-		free()
-	}
 	failed[p.rec.ID] = !a.success()
-	return s.conclude(ctx, p, to, a)
+	return s.conclude(ctx, p, to, a, free)
 }
 
 // conclude stores what a reply means for a delivery, and for its webhook. It returns the
 // deliveries that are ready now.
-func (s *shift) conclude(ctx context.Context, p *pending, to *Receiver, a *Reply) ([]*pending, error) {
+//
+// The place of the attempt is free while the result is stored, unless that keeps others from an
+// attempt. A pause is noted before: else whoever takes the place would not know of it.
+func (s *shift) conclude(ctx context.Context, p *pending, to *Receiver, a *Reply, free func()) ([]*pending, error) {
 	next, _ := p.after(attempted, a, s.schedule())
 	if s.sink {
+		free()
 		if next.Class == 0 && !a.success() {
 			s.outbox.log.Error("event is dropped: the sink has failed too often", s.named(p)...)
 		}
@@ -129,6 +129,9 @@ func (s *shift) conclude(ctx context.Context, p *pending, to *Receiver, a *Reply
 	}
 
 	why := s.judge(to, a, next.tries)
+	if !a.gone() {
+		free()
+	}
 	freed, err := s.settle(ctx, p, next)
 	if err == nil && why != "" {
 		err = to.Disable(ctx, why)
