@@ -49,7 +49,10 @@ type checkedCall struct {
 	reads  func(store.ReadTx) error
 	writes func(store.Tx) error
 
-	// Of Update: see sealedInTime.
+	// Of Update.
+	guard guard
+
+	// See sealedInTime.
 	keys    *seal.Keys
 	puts    []*store.Record
 	vouched uint32
@@ -71,6 +74,9 @@ var checkedCalls = sync.Pool{New: func() any {
 		if err := c.tx.s.moved(); err != nil {
 			return err
 		}
+		if err := c.guard.admits(&c.tx); err != nil {
+			return err
+		}
 		if err := c.writes(&c.tx); err != nil {
 			return err
 		}
@@ -85,7 +91,7 @@ var checkedCalls = sync.Pool{New: func() any {
 // end returns err. The call is used again only after nil: then the store has called it,
 // and has no reason to do so once more.
 func (c *checkedCall) end(err error) error {
-	c.tx, c.reads, c.writes, c.keys = checkedTx{}, nil, nil, nil
+	c.tx, c.reads, c.writes, c.guard, c.keys = checkedTx{}, nil, nil, guard{}, nil
 	clear(c.puts)
 	if err == nil {
 		checkedCalls.Put(c)
@@ -96,9 +102,9 @@ func (c *checkedCall) end(err error) error {
 // Update waits for a moment after a conflict when there have been many without a write.
 // Each means that another process was faster, or that a store names wrong versions. So no
 // caller spins, and a caller that retries does so until ctx has ended.
-func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, fn func(store.Tx) error) error {
+func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, g guard, fn func(store.Tx) error) error {
 	c := checkedCalls.Get().(*checkedCall)
-	c.tx.s, c.tx.account, c.writes = s, account, fn
+	c.tx.s, c.tx.account, c.guard, c.writes = s, account, g, fn
 	err := c.end(s.Store.Update(ctx, c.update))
 	if !errors.Is(err, store.ErrConflict) {
 		if s.conflicts.Load() > 0 {
