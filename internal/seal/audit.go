@@ -12,7 +12,8 @@ const AuditMACSize = 16
 
 // AuditMAC returns the MAC of the content of a record in the audit log of an account.
 func (b *Box) AuditMAC(account uuid.UUID, content []byte) []byte {
-	return b.account(b.Keys(), account).audit.sum(content)[:AuditMACSize]
+	sum := b.account(b.Keys(), account).audit.sum(content)
+	return sum[:AuditMACSize]
 }
 
 // AuditSigner returns the key that signs the checkpoints of the audit log. Who has its

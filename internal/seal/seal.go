@@ -395,7 +395,8 @@ func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(b.Keys(), id).pr
 // number, of 32 bytes.
 func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 	k := b.Keys()
-	return b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
+	sum := b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
+	return sum[:]
 }
 
 // Idempotency returns the keyed hash of parts, of 32 bytes, which no rotation changes: see
@@ -405,7 +406,8 @@ func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
 	for _, p := range parts {
 		framed = append(framed, binary.AppendUvarint(nil, uint64(len(p))), p)
 	}
-	return b.account(b.Keys(), account).idempotency.sum(framed...)
+	sum := b.account(b.Keys(), account).idempotency.sum(framed...)
+	return sum[:]
 }
 
 // ValidCount reports whether mac is the CountMAC of a count.
@@ -422,22 +424,28 @@ func (k *Keys) CountMAC(term uint32, count uint64) []byte {
 }
 
 // A keyedMAC computes HMAC-SHA-256 under one key, reusing its key schedule.
-type keyedMAC struct{ pool sync.Pool }
+type keyedMAC struct{ pool sync.Pool } // of *mac
 
-func newMAC(key []byte) *keyedMAC {
-	return &keyedMAC{sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+type mac struct {
+	hash.Hash
+	sum [sha256.Size]byte
 }
 
-func (m *keyedMAC) sum(parts ...[]byte) []byte {
-	h := m.pool.Get().(hash.Hash)
+func newMAC(key []byte) *keyedMAC {
+	return &keyedMAC{sync.Pool{New: func() any { return &mac{Hash: hmac.New(sha256.New, key)} }}}
+}
+
+func (m *keyedMAC) sum(parts ...[]byte) (sum [sha256.Size]byte) {
+	h := m.pool.Get().(*mac)
 	defer m.pool.Put(h)
-	sum := make([]byte, 0, sha256.Size)
 	erase.Do(func() {
 		for _, p := range parts {
 			h.Write(p)
 		}
-		sum = h.Sum(sum)
+		h.Sum(h.sum[:0])
+		sum = h.sum
 		h.Reset() // leaves no data behind in the pool
+		h.sum = [sha256.Size]byte{}
 	})
 	return sum
 }
