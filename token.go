@@ -1102,7 +1102,11 @@ func (reason *Reason) fields(f *tlv.Fields) *Reason {
 		reason = new(Reason)
 	}
 	tlv.Uint(f, tokenReasonSource, &reason.Source)
-	tlv.Text(f, tokenReasonCode, &reason.Code)
+	if f.Reading() && string(f.Value(tokenReasonCode, nil)) == string(network.CodeNoNetwork) {
+		reason.Code = network.CodeNoNetwork // the most frequent one, without a copy
+	} else {
+		tlv.Text(f, tokenReasonCode, &reason.Code)
+	}
 	message := reason.Code.Message()
 	if f.Reading() {
 		reason.Message = message
@@ -1132,11 +1136,26 @@ func (t *Token) encode(b []byte) []byte {
 	return f.Bytes()
 }
 
+// emptyToken returns an empty token, with a reason in the same piece of memory if it has one: all
+// tokens do where there is no network.
+func emptyToken(reason bool) *Token {
+	if !reason {
+		return new(Token)
+	}
+	both := new(struct {
+		token  Token
+		reason Reason
+	})
+	both.token.NetworkTokenStatusReason = &both.reason
+	return &both.token
+}
+
 // decodeToken returns the token that encode wrote.
 func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	var f tlv.Fields
 	f.From(plain)
-	t := &Token{ID: id, CreatedAt: rowkey.Time(row), UpdatedAt: rowkey.Time(row)}
+	t := emptyToken(f.Has(tokenReasonCode, false))
+	t.ID, t.CreatedAt, t.UpdatedAt = id, rowkey.Time(row), rowkey.Time(row)
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
 	prints, ok := seal.DecodePrints(t.prints[0].Sum, f.Value(tokenPrints, nil))
