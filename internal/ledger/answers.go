@@ -50,7 +50,8 @@ type checkedCall struct {
 	writes func(store.Tx) error
 
 	// Of Update.
-	guard guard
+	guard   guard
+	account *store.Record // as the guard has read it: for the first Get of it
 
 	// See sealedInTime.
 	keys    *seal.Keys
@@ -74,9 +75,12 @@ var checkedCalls = sync.Pool{New: func() any {
 		if err := c.tx.s.moved(); err != nil {
 			return err
 		}
-		if err := c.guard.admits(&c.tx); err != nil {
+		c.account = nil
+		r, err := c.guard.admits(&c.tx)
+		if err != nil {
 			return err
 		}
+		c.account = r
 		if err := c.writes(&c.tx); err != nil {
 			return err
 		}
@@ -91,7 +95,7 @@ var checkedCalls = sync.Pool{New: func() any {
 // end returns err. The call is used again only after nil: then the store has called it,
 // and has no reason to do so once more.
 func (c *checkedCall) end(err error) error {
-	c.tx, c.reads, c.writes, c.guard, c.keys = checkedTx{}, nil, nil, guard{}, nil
+	c.tx, c.reads, c.writes, c.guard, c.account, c.keys = checkedTx{}, nil, nil, guard{}, nil, nil
 	clear(c.puts)
 	if err == nil {
 		checkedCalls.Put(c)
@@ -124,6 +128,17 @@ type checkedTx struct {
 	checkedReadTx
 	writes store.Tx
 	call   *checkedCall
+	within bool // from In
+}
+
+// Get reads the account of the call once: most calls look at it besides the guard. A record
+// belongs to who has got it, so the next Get reads again.
+func (tx checkedTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if r := tx.call.account; r != nil && kind == KindAccount && r.ID == id && !tx.within {
+		tx.call.account = nil
+		return r, nil
+	}
+	return tx.checkedReadTx.Get(kind, id)
 }
 
 func (tx checkedTx) Put(r *store.Record) {
@@ -149,7 +164,7 @@ func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) {
 func (tx checkedTx) In(account uuid.UUID) store.ReadTx {
 	if tx.divided != nil {
 		in := tx.divided.In(account)
-		tx.tx, tx.writes, tx.divided = in, in.(store.Tx), nil
+		tx.tx, tx.writes, tx.divided, tx.within = in, in.(store.Tx), nil, true
 	}
 	return tx
 }

@@ -100,18 +100,19 @@ func (a Account) guard() (g guard) {
 	return g
 }
 
-func (g *guard) admits(tx store.ReadTx) error {
+// admits also returns the record of the account, if it has read that.
+func (g *guard) admits(tx store.ReadTx) (*store.Record, error) {
 	switch {
 	case g.whole.Ledger == nil:
-		return nil
+		return nil, nil
 	case g.row == uuid.Nil:
-		return ErrNotFound
+		return nil, ErrNotFound
 	}
 	r, err := tx.Get(KindAccount, g.row)
 	if err == nil {
 		err = refused(r.Class)
 	}
-	return g.whole.unnamed(KindAccount, g.row, err)
+	return r, g.whole.unnamed(KindAccount, g.row, err)
 }
 
 // Noticed waits until every process goes by the state of accounts that was written before.
