@@ -32,7 +32,7 @@ func (b *Box) Lookups(account uuid.UUID, purpose string, value []byte) (all [][]
 }
 
 func (b *Box) lookup(k *Keys, account uuid.UUID, number uint32, purpose string, value []byte) []byte {
-	sum := b.account(k, account).lookups[number].sum([]byte(purpose+"\x00"), value)
+	sum := b.account(k, account).lookups[number].labelled(purpose, value)
 	if number == k.Lookups[0].Number {
 		return sum[:LookupSize]
 	}

@@ -428,17 +428,25 @@ type keyedMAC struct{ pool sync.Pool } // of *mac
 
 type mac struct {
 	hash.Hash
-	sum [sha256.Size]byte
+	label []byte
+	sum   [sha256.Size]byte
 }
 
 func newMAC(key []byte) *keyedMAC {
 	return &keyedMAC{sync.Pool{New: func() any { return &mac{Hash: hmac.New(sha256.New, key)} }}}
 }
 
-func (m *keyedMAC) sum(parts ...[]byte) (sum [sha256.Size]byte) {
+func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte { return m.labelled("", parts...) }
+
+// labelled is sum of a label, a zero and the parts. Without a label there is no zero either.
+func (m *keyedMAC) labelled(label string, parts ...[]byte) (sum [sha256.Size]byte) {
 	h := m.pool.Get().(*mac)
 	defer m.pool.Put(h)
 	erase.Do(func() {
+		if label != "" {
+			h.label = append(append(h.label[:0], label...), 0) // as bytes it would be an allocation
+			h.Write(h.label)
+		}
 		for _, p := range parts {
 			h.Write(p)
 		}
