@@ -402,11 +402,13 @@ func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 // Idempotency returns the keyed hash of parts, of 32 bytes, which no rotation changes: see
 // Stable. Different sequences of parts have different hashes.
 func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
-	framed := make([][]byte, 0, 2*len(parts))
-	for _, p := range parts {
-		framed = append(framed, binary.AppendUvarint(nil, uint64(len(p))), p)
-	}
-	sum := b.account(b.Keys(), account).idempotency.sum(framed...)
+	sum := b.account(b.Keys(), account).idempotency.compute(func(h *mac) {
+		for _, p := range parts {
+			h.text = binary.AppendUvarint(h.text[:0], uint64(len(p)))
+			h.Write(h.text)
+			h.Write(p)
+		}
+	})
 	return sum[:]
 }
 
@@ -428,28 +430,37 @@ type keyedMAC struct{ pool sync.Pool } // of *mac
 
 type mac struct {
 	hash.Hash
-	label []byte
-	sum   [sha256.Size]byte
+	text []byte // scratch, as a text in a call would be an allocation
+	sum  [sha256.Size]byte
 }
 
 func newMAC(key []byte) *keyedMAC {
 	return &keyedMAC{sync.Pool{New: func() any { return &mac{Hash: hmac.New(sha256.New, key)} }}}
 }
 
-func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte { return m.labelled("", parts...) }
-
-// labelled is sum of a label, a zero and the parts. Without a label there is no zero either.
-func (m *keyedMAC) labelled(label string, parts ...[]byte) (sum [sha256.Size]byte) {
-	h := m.pool.Get().(*mac)
-	defer m.pool.Put(h)
-	erase.Do(func() {
-		if label != "" {
-			h.label = append(append(h.label[:0], label...), 0) // as bytes it would be an allocation
-			h.Write(h.label)
-		}
+func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte {
+	return m.compute(func(h *mac) {
 		for _, p := range parts {
 			h.Write(p)
 		}
+	})
+}
+
+// labelled is sum of a label, a zero and a value.
+func (m *keyedMAC) labelled(label string, value []byte) [sha256.Size]byte {
+	return m.compute(func(h *mac) {
+		h.text = append(append(h.text[:0], label...), 0)
+		h.Write(h.text)
+		h.Write(value)
+	})
+}
+
+// compute returns the MAC of what write writes.
+func (m *keyedMAC) compute(write func(*mac)) (sum [sha256.Size]byte) {
+	h := m.pool.Get().(*mac)
+	defer m.pool.Put(h)
+	erase.Do(func() {
+		write(h)
 		h.Sum(h.sum[:0])
 		sum = h.sum
 		h.Reset() // leaves no data behind in the pool
