@@ -161,12 +161,13 @@ func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) {
 }
 
 // In returns the transaction for records of one account, whatever their kinds.
-func (tx checkedTx) In(account uuid.UUID) store.ReadTx {
-	if tx.divided != nil {
-		in := tx.divided.In(account)
-		tx.tx, tx.writes, tx.divided, tx.within = in, in.(store.Tx), nil, true
+func (tx *checkedTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided == nil {
+		return tx
 	}
-	return tx
+	within, in := *tx, tx.divided.In(account)
+	within.tx, within.writes, within.divided, within.within = in, in.(store.Tx), nil, true
+	return &within
 }
 
 type checkedReadTx struct {
@@ -182,11 +183,13 @@ func (tx *checkedReadTx) begin(in store.ReadTx) {
 }
 
 // In returns the transaction for records of one account, whatever their kinds.
-func (tx checkedReadTx) In(account uuid.UUID) store.ReadTx {
-	if tx.divided != nil {
-		tx.tx, tx.divided = tx.divided.In(account), nil
+func (tx *checkedReadTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided == nil {
+		return tx
 	}
-	return tx
+	within := *tx
+	within.tx, within.divided = tx.divided.In(account), nil
+	return &within
 }
 
 // at returns the transaction in which to look for a record of a kind. Only here does a
@@ -204,8 +207,8 @@ func (tx checkedReadTx) at(kind store.Kind) store.ReadTx {
 	return tx.tx
 }
 
-var _ store.Divided = checkedReadTx{}
-var _ store.Divided = checkedTx{}
+var _ store.Divided = (*checkedReadTx)(nil)
+var _ store.Divided = (*checkedTx)(nil)
 
 // ErrOrder is in the error of a scan whose ids do not rise, beside ErrDamaged.
 var ErrOrder = errors.New("ids out of order")
