@@ -640,7 +640,7 @@ type holding struct {
 
 // hold reads a token of the account and its network token, for a change.
 func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
-	h, err := v.held(ctx, row)
+	h, err := readHolding(ctx, v, row)
 	if err != nil {
 		return nil, err
 	}
@@ -649,8 +649,8 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 	return h, nil
 }
 
-// held reads a token of the account and its network token. Nothing of them is changed.
-func (v *Vault) held(ctx context.Context, row uuid.UUID) (*holding, error) {
+// readHolding reads a token of the account and its network token. Nothing of them is changed.
+func readHolding(ctx context.Context, v *Vault, row uuid.UUID) (*holding, error) {
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}

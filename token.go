@@ -1107,6 +1107,7 @@ func (reason *Reason) fields(f *tlv.Fields) *Reason {
 	} else {
 		tlv.Text(f, tokenReasonCode, &reason.Code)
 	}
+
 	message := reason.Code.Message()
 	if f.Reading() {
 		reason.Message = message

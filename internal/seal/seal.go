@@ -402,7 +402,7 @@ func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 // Idempotency returns the keyed hash of parts, of 32 bytes, which no rotation changes: see
 // Stable. Different sequences of parts have different hashes.
 func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
-	sum := b.account(b.Keys(), account).idempotency.compute(func(h *mac) {
+	sum := b.account(b.Keys(), account).idempotency.compute(func(h *hasher) {
 		for _, p := range parts {
 			h.text = binary.AppendUvarint(h.text[:0], uint64(len(p)))
 			h.Write(h.text)
@@ -426,20 +426,20 @@ func (k *Keys) CountMAC(term uint32, count uint64) []byte {
 }
 
 // A keyedMAC computes HMAC-SHA-256 under one key, reusing its key schedule.
-type keyedMAC struct{ pool sync.Pool } // of *mac
+type keyedMAC struct{ pool sync.Pool } // of *hasher
 
-type mac struct {
+type hasher struct {
 	hash.Hash
 	text []byte // scratch, as a text in a call would be an allocation
 	sum  [sha256.Size]byte
 }
 
 func newMAC(key []byte) *keyedMAC {
-	return &keyedMAC{sync.Pool{New: func() any { return &mac{Hash: hmac.New(sha256.New, key)} }}}
+	return &keyedMAC{sync.Pool{New: func() any { return &hasher{Hash: hmac.New(sha256.New, key)} }}}
 }
 
 func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte {
-	return m.compute(func(h *mac) {
+	return m.compute(func(h *hasher) {
 		for _, p := range parts {
 			h.Write(p)
 		}
@@ -448,16 +448,16 @@ func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte {
 
 // labelled is sum of a label, a zero and a value.
 func (m *keyedMAC) labelled(label string, value []byte) [sha256.Size]byte {
-	return m.compute(func(h *mac) {
+	return m.compute(func(h *hasher) {
 		h.text = append(append(h.text[:0], label...), 0)
 		h.Write(h.text)
 		h.Write(value)
 	})
 }
 
-// compute returns the MAC of what write writes.
-func (m *keyedMAC) compute(write func(*mac)) (sum [sha256.Size]byte) {
-	h := m.pool.Get().(*mac)
+// compute returns the MAC of the bytes that write writes.
+func (m *keyedMAC) compute(write func(*hasher)) (sum [sha256.Size]byte) {
+	h := m.pool.Get().(*hasher)
 	defer m.pool.Put(h)
 	erase.Do(func() {
 		write(h)
