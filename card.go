@@ -49,9 +49,9 @@ const (
 	maxText          = rule.MaxText // characters of names, references and labels
 )
 
-// check returns a FieldError for each rule that c breaks, among nils.
-func (c *Card) check(allowNonLuhn bool) []error {
-	errs := append([]error{checkPAN(hiding.Of(c.PAN), allowNonLuhn)}, checkExpiry(c.Expiry)...)
+// check appends a FieldError for each rule that c breaks, among nils.
+func (c *Card) check(errs []error, allowNonLuhn bool) []error {
+	errs = append(append(errs, checkPAN(hiding.Of(c.PAN), allowNonLuhn)), checkExpiry(c.Expiry)...)
 	if !c.SecurityCode.IsZero() {
 		errs = append(errs, checkSecurityCode(c.SecurityCode))
 	}
@@ -60,7 +60,7 @@ func (c *Card) check(allowNonLuhn bool) []error {
 
 // checkEntered adds to the rules of an Import that the card is valid now.
 func (c *Card) checkEntered(allowNonLuhn bool) error {
-	errs := c.check(allowNonLuhn)
+	errs := c.check(nil, allowNonLuhn)
 	if len(checkExpiry(c.Expiry)) == 0 && c.Expiry.Expired(now()) {
 		errs = append(errs, &FieldError{"Expiry.Month", invalid.CardExpired, "and Expiry.Year must not be past"})
 	}

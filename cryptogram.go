@@ -191,7 +191,7 @@ func (v *Vault) RequestPaymentData(ctx context.Context, id uuid.UUID, r PaymentR
 	}
 	call := replay.Request{Operation: opPaymentData, Object: id, Key: r.IdempotencyKey, Body: r.canonical}
 	return once(ctx, v, call, again, func(c *replay.Call) (*PaymentData, error) {
-		h, err := v.hold(ctx, v.rows.Unmask(kindToken, id))
+		h, err := readHolding(ctx, v, v.rows.Unmask(kindToken, id))
 		if err != nil {
 			return nil, err
 		}

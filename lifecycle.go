@@ -632,14 +632,25 @@ type holding struct {
 	why  receive.EventReason // of its event; "": as the change shows
 	call *replay.Call        // whose answer is the token as it is then; may be nil
 
-	// As they were read.
-	was           Token
+	// As they were read, for a change.
+	was           *Token
 	shown, stored []byte
 	wasDue        time.Time
 }
 
-// hold reads a token of the account and its network token.
+// hold reads a token of the account and its network token, for a change.
 func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
+	h, err := readHolding(ctx, v, row)
+	if err != nil {
+		return nil, err
+	}
+	h.was, h.wasDue = new(*h.token), h.due
+	h.shown, h.stored = h.token.encode(make([]byte, 0, 512)), h.net.encode(make([]byte, 0, 256))
+	return h, nil
+}
+
+// readHolding reads a token of the account and its network token. Nothing of them is changed.
+func readHolding(ctx context.Context, v *Vault, row uuid.UUID) (*holding, error) {
 	if v.ledger.Closed() {
 		return nil, ErrClosed
 	}
@@ -665,18 +676,14 @@ func (v *Vault) hold(ctx context.Context, row uuid.UUID) (*holding, error) {
 	if h.token, err = v.openToken(ctx, h.card); err != nil {
 		return nil, err
 	}
-	h.was = *h.token
-	h.shown = h.token.encode(nil)
 
 	h.net = new(networkToken)
 	if h.record != nil {
 		if h.net, err = v.openNetworkToken(ctx, h.record); err != nil {
 			return nil, err
 		}
-		h.due, h.wasDue = h.record.Due, h.record.Due
+		h.due = h.record.Due
 	}
-
-	h.stored = h.net.encode(nil)
 	return h, nil
 }
 
@@ -713,7 +720,7 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 			return h.token, err
 		}
 
-		shown := h.token.encode(nil)
+		shown := h.token.encode(make([]byte, 0, 512))
 		changed := !bytes.Equal(shown, h.shown)
 		sealed := changed || h.card.Class != class(h.token.Scheme, h.token.NetworkTokenStatus, h.token.AccountNumberStale)
 		clear(shown)
@@ -721,7 +728,7 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 		var event *outbox.Parcel
 		switch {
 		case changed:
-			why := cmp.Or(h.why, reasonOf(&h.was, h.token))
+			why := cmp.Or(h.why, reasonOf(h.was, h.token))
 			if event, err = v.newEvent(ctx, h.card, h.token, receive.TokenUpdated, why); err != nil {
 				return nil, err
 			}
@@ -734,7 +741,7 @@ func (v *Vault) changeHeld(ctx context.Context, op ledger.Operation, row uuid.UU
 			return nil, err
 		}
 
-		moved := !bytes.Equal(h.net.encode(nil), h.stored) || !h.due.Equal(h.wasDue)
+		moved := !bytes.Equal(h.net.encode(make([]byte, 0, 256)), h.stored) || !h.due.Equal(h.wasDue)
 
 		if !sealed && !moved && also == nil && h.call == nil {
 			return h.token, nil
@@ -813,7 +820,7 @@ func (v *Vault) sealNetworkToken(h *holding) error {
 	r.Version++
 	r.Due = h.due
 	r.Lookup = v.networkLookups(h.token.ID, n)
-	return v.rows.SealShown(r, tlv.Pad(n.encode(nil), 64, 0))
+	return v.rows.SealShown(r, tlv.Pad(n.encode(make([]byte, 0, 256)), 64, 0))
 }
 
 // networkLookups are the hashes that find the network token of a token. They are empty

@@ -109,7 +109,7 @@ func (v *Vault) replace(ctx context.Context, op ledger.Operation, id uuid.UUID, 
 		freed, number = rec, h.token.codes
 		h.why, h.call = p.why, p.call
 		return func(tx store.Tx) error {
-			if err := ledger.Printed(tx, h.token.prints.Terms()); err != nil {
+			if err := h.token.printed(tx); err != nil {
 				return err
 			}
 			for _, k := range shown {

@@ -526,6 +526,9 @@ func (s *visit) tokenize(ctx context.Context, c Card, t *Token, until time.Time,
 		}
 
 		err = s.vault.writeToken(ctx, opTokenize, &made, c.SecurityCode, until, func(tx store.Tx) error {
+			if err := made.printed(tx); err != nil {
+				return err
+			}
 			if !ledger.Lives(&next, now()) {
 				return ErrNotFound
 			}

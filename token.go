@@ -189,16 +189,12 @@ type ImportOptions struct {
 // would report, or nil. It needs no store.
 func (v *Vault) Check(c Card, opts *ImportOptions) (err error) {
 	defer v.doing(context.Background(), "check card", &err)
-	errs := c.check(v.opts.AllowNonLuhn)
+	errs := c.check(make([]error, 0, 12), v.opts.AllowNonLuhn) // of a known size it costs no allocation
 	if opts != nil {
-		errs = append(errs, opts.check()...)
+		errs = append(errs, checkOrigin(opts.BusinessKey, opts.ImportProvider)...)
+		errs = append(errs, checkTTL("TokenTTL", opts.TokenTTL, MaxTokenTTL))
 	}
 	return errors.Join(errs...)
-}
-
-func (o *ImportOptions) check() []error {
-	errs := checkOrigin(o.BusinessKey, o.ImportProvider)
-	return append(errs, checkTTL("TokenTTL", o.TokenTTL, MaxTokenTTL))
 }
 
 // checkOrigin checks business key and provider of a new token.
@@ -239,7 +235,12 @@ func (v *Vault) Import(ctx context.Context, c Card, opts *ImportOptions) (_ *Tok
 		return nil, err
 	}
 
-	r := replay.Request{Operation: opImport, Key: opts.IdempotencyKey, Body: func() []byte { return opts.canonical(c) }}.At(ctx)
+	r := replay.Request{Operation: opImport, Key: opts.IdempotencyKey}
+	if r.Key != "" {
+		given := *opts
+		r.Body = func() []byte { return given.canonical(c) }
+	}
+	r = r.At(ctx)
 	return ledger.Retry(ctx, func() (*Token, error) { return v.importCard(ctx, c, opts, r) })
 }
 
@@ -275,6 +276,9 @@ func (v *Vault) importCard(ctx context.Context, c Card, opts *ImportOptions, r r
 	}
 
 	err = v.writeToken(ctx, opImport, t, c.SecurityCode, time.Time{}, func(tx store.Tx) error {
+		if err := t.printed(tx); err != nil {
+			return err
+		}
 		for _, r := range records {
 			tx.Put(r)
 		}
@@ -298,6 +302,10 @@ func (t *Token) print(v *Vault, p card.PAN) {
 	t.prints = v.ledger.Box.Prints(keys, v.rows.ID, hiding.Of(p))
 	t.Fingerprint = t.prints.Shown(keys)
 }
+
+// printed returns an error in a transaction that writes a new token with fingerprints under
+// former keys.
+func (t *Token) printed(tx store.Tx) error { return ledger.Printed(tx, t.prints.Terms()) }
 
 // isOf reports whether a token has a card number. It is not known to a process that lacks the
 // keys of the token's fingerprints.
@@ -410,22 +418,16 @@ func (o *Options) schemeOf(ctx context.Context, p card.PAN) card.Scheme {
 
 // writeToken writes a new token and keeps its security code, for the usual time or until
 // the given time, if that is earlier. The code comes first: readers of the token, such as
-// its provisioning, find the code.
+// its provisioning, find the code. fn calls printed.
 func (v *Vault) writeToken(ctx context.Context, op ledger.Operation, t *Token, code card.SecurityCode, until time.Time, fn func(store.Tx) error) error {
-	current := func(tx store.Tx) error {
-		if err := ledger.Printed(tx, t.prints.Terms()); err != nil {
-			return err
-		}
-		return fn(tx)
-	}
 	if code.IsZero() {
-		return v.rows.Write(ctx, op, t.ID, current)
+		return v.rows.Write(ctx, op, t.ID, fn)
 	}
 	if end := v.opts.codeUntil(t.ExpiresAt); until.IsZero() || until.After(end) {
 		until = end
 	}
 	_ = v.codes.Keep(ctx, v.rows, t.ID, codes.NewCode(hiding.Of(code), t.codes, until), codes.Aside) // logged; the card is stored all the same
-	err := v.rows.Write(ctx, op, t.ID, current)
+	err := v.rows.Write(ctx, op, t.ID, fn)
 	if err != nil {
 		v.codes.Drop(ctx, t.ID)
 	}
@@ -1100,7 +1102,12 @@ func (reason *Reason) fields(f *tlv.Fields) *Reason {
 		reason = new(Reason)
 	}
 	tlv.Uint(f, tokenReasonSource, &reason.Source)
-	tlv.Text(f, tokenReasonCode, &reason.Code)
+	if f.Reading() && string(f.Value(tokenReasonCode, nil)) == string(network.CodeNoNetwork) {
+		reason.Code = network.CodeNoNetwork // the most frequent one, without a copy
+	} else {
+		tlv.Text(f, tokenReasonCode, &reason.Code)
+	}
+
 	message := reason.Code.Message()
 	if f.Reading() {
 		reason.Message = message
@@ -1130,11 +1137,26 @@ func (t *Token) encode(b []byte) []byte {
 	return f.Bytes()
 }
 
+// emptyToken returns an empty token, with a reason in the same piece of memory if it has one: all
+// tokens do where there is no network.
+func emptyToken(reason bool) *Token {
+	if !reason {
+		return new(Token)
+	}
+	both := new(struct {
+		token  Token
+		reason Reason
+	})
+	both.token.NetworkTokenStatusReason = &both.reason
+	return &both.token
+}
+
 // decodeToken returns the token that encode wrote.
 func (v *Vault) decodeToken(row, id uuid.UUID, plain []byte) (*Token, error) {
 	var f tlv.Fields
 	f.From(plain)
-	t := &Token{ID: id, CreatedAt: rowkey.Time(row), UpdatedAt: rowkey.Time(row)}
+	t := emptyToken(f.Has(tokenReasonCode, false))
+	t.ID, t.CreatedAt, t.UpdatedAt = id, rowkey.Time(row), rowkey.Time(row)
 	t.fields(&f)
 	t.CardArtURL = v.opts.artURL(t.artID)
 	prints, ok := seal.DecodePrints(t.prints[0].Sum, f.Value(tokenPrints, nil))

@@ -142,7 +142,7 @@ func (u *usage) consume(ctx context.Context, then *Token) (err error) {
 
 // credential asks the network for a credential, for the caller to wipe, and stores the record.
 func (u *usage) credential(ctx context.Context, r *PaymentRequest) (*receive.Credential, error) {
-	h, err := u.vault.hold(ctx, u.vault.rows.Unmask(kindToken, u.id))
+	h, err := readHolding(ctx, u.vault, u.vault.rows.Unmask(kindToken, u.id))
 	switch {
 	case err != nil:
 		return nil, err

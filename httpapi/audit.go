@@ -43,6 +43,9 @@ func (c *call) operation() string {
 
 // recorded reports whether an error comes from a call of the vault, which has recorded it.
 func recorded(err error) bool {
+	if err == nil {
+		return false
+	}
 	var of interface{ Recorded() }
 	return errors.As(err, &of)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
+	"slices"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/wire"
@@ -22,6 +23,7 @@ type call struct {
 
 	// What the checks find.
 	client    netip.Addr // zero if it is not known
+	address   string     // client as text, "" if it is not known
 	route     *route     // of the path; nil if none has it
 	endpoint  *endpoint
 	open      bool        // it needs no API key
@@ -34,6 +36,9 @@ type call struct {
 	body      []byte      // raw; empty if absent
 
 	idempotencyKey string // "" if absent, or if the endpoint honours none
+
+	query      query // of read, which is called once
+	violations violations
 
 	received *received // what a repetition under that key must equal, nil without one
 
@@ -64,16 +69,14 @@ func bare(serve func(*call) error) func(*call) error {
 // read lets parse read the members of the body and the parameters of the query, and
 // check their combination. It returns all violations as one failure.
 func (c *call) read(parse func(fields, *query) error) error {
-	var v violations
-	f := fields{violations: &v}
+	f, q, v := fields{violations: &c.violations}, &c.query, &c.violations
 	if len(c.body) > 0 {
 		var err error
-		if f, err = readJSON(c.body, &v); err != nil {
+		if f, err = readJSON(c.body, v); err != nil {
 			return malformedRequest
 		}
 	}
-	q, err := readQuery(c.request.URL.RawQuery, &v)
-	if err != nil {
+	if err := q.read(c.request.URL.RawQuery, v); err != nil {
 		return malformedRequest
 	}
 
@@ -83,8 +86,8 @@ func (c *call) read(parse func(fields, *query) error) error {
 		f.done()
 		q.done()
 	}
-	if len(v) > 0 {
-		return unprocessable(v)
+	if len(*v) > 0 {
+		return unprocessable(*v)
 	}
 	c.forget(f)
 	return nil
@@ -112,6 +115,7 @@ func answerPage[T any](c *call, p *cardvault.Page[T], err error) error {
 		return ofList(err)
 	}
 	c.damaged = err
+	c.answer = slices.Grow(c.answer, 1<<10*(len(p.Items)+1)) // at once, not by the half
 
 	w := wire.Page[T]{Items: p.Items, Damaged: damagedIDs(err), Pagination: wire.Pagination{Page: p.Page, Limit: p.Limit, TotalItems: p.TotalItems, TotalPages: p.TotalPages}}
 	c.answer = wire.Append(c.answer, &w)

@@ -30,7 +30,9 @@ func (h *handler) serve(c *call) (err error) {
 			c.answered(err)
 		}
 	}()
-	c.client = h.opts.ClientAddr(c.request)
+	if c.client = h.opts.ClientAddr(c.request); c.client.IsValid() {
+		c.address = c.client.String()
+	}
 
 	for _, check := range checks {
 		if err := check(h, c); err != nil {
@@ -229,8 +231,6 @@ func (c *call) actor() cardvault.Actor {
 			actor.KeyID = p.Key.ID
 		}
 	}
-	if c.client.IsValid() {
-		actor.Address = c.client.String()
-	}
+	actor.Address = c.address
 	return actor
 }

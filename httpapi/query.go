@@ -31,13 +31,13 @@ type param struct {
 	asked       bool
 }
 
-// readQuery parses a raw query. It takes what url.ParseQuery takes, if it is
+// read parses a raw query. It takes what url.ParseQuery takes, if it is
 // UTF-8, but keeps the order and bounds the number of parameters.
-func readQuery(raw string, v *violations) (*query, error) {
+func (q *query) read(raw string, v *violations) error {
 	if strings.Contains(raw, ";") || strings.Count(raw, "&") >= maxParams {
-		return nil, errMalformed
+		return errMalformed
 	}
-	q := &query{violations: v}
+	*q = query{violations: v}
 	for pair := range strings.SplitSeq(raw, "&") {
 		if pair == "" {
 			continue
@@ -46,11 +46,11 @@ func readQuery(raw string, v *violations) (*query, error) {
 		name, nameErr := url.QueryUnescape(name)
 		value, valueErr := url.QueryUnescape(value)
 		if nameErr != nil || valueErr != nil || !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return nil, errMalformed
+			return errMalformed
 		}
 		q.params = append(q.params, param{name: name, value: value})
 	}
-	return q, nil
+	return nil
 }
 
 func (q *query) refuse(name string, code invalid.Code, limits ...any) {

@@ -97,7 +97,8 @@ func TestQuery(t *testing.T) {
 	}
 	for _, test := range tests {
 		var v violations
-		q, err := readQuery(test.raw, &v)
+		q := new(query)
+		err := q.read(test.raw, &v)
 		if err != nil {
 			t.Errorf("%s: %v", test.raw, err)
 			continue
@@ -114,25 +115,26 @@ func TestQueryMalformed(t *testing.T) {
 		"a;b", "limit=1;page=2", ";", "a=%", "a=%4", "a=%zz", "%=1", "a=%FF", "%C3=1", "a=\xff", "a=%ED%A0%80",
 		strings.Repeat("&", 256),
 	} {
-		if _, err := readQuery(raw, new(violations)); err != errMalformed {
+		if err := new(query).read(raw, new(violations)); err != errMalformed {
 			t.Errorf("%q: %v", raw, err)
 		}
 	}
-	if _, err := readQuery("a=%3B"+strings.Repeat("&", 255), new(violations)); err != nil {
+	if err := new(query).read("a=%3B"+strings.Repeat("&", 255), new(violations)); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestQueryValues(t *testing.T) {
 	var v violations
-	q, err := readQuery("", &v)
+	q := new(query)
+	err := q.read("", &v)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f := readFilters(q); f.limit != 50 || f.page != 1 || f.ascending || !f.from.IsZero() || !f.to.IsZero() || f.status != nil || f.scheme != nil || f.key != "" {
 		t.Errorf("defaults: %+v", f)
 	}
-	q, err = readQuery("limit=007&page=3&sort=created_at+asc&scheme=Unknown,VISA&scheme=VISA,American+Express&business_key=+a%2Bb", &v)
+	err = q.read("limit=007&page=3&sort=created_at+asc&scheme=Unknown,VISA&scheme=VISA,American+Express&business_key=+a%2Bb", &v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +178,8 @@ func TestQuerySpan(t *testing.T) {
 	}
 	for _, test := range tests {
 		var v violations
-		q, err := readQuery(test.raw, &v)
+		q := new(query)
+		err := q.read(test.raw, &v)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +227,8 @@ func TestQuerySpanRefuses(t *testing.T) {
 
 func spanCodes(t *testing.T, raw string) string {
 	var v violations
-	q, err := readQuery(raw, &v)
+	q := new(query)
+	err := q.read(raw, &v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +236,7 @@ func spanCodes(t *testing.T, raw string) string {
 	return codes(v)
 }
 
-// url.ParseQuery accepts every query that readQuery accepts, with the same values. The
+// url.ParseQuery accepts every query that read accepts, with the same values. The
 // converse holds within our limits.
 func FuzzQuery(f *testing.F) {
 	for _, raw := range []string{
@@ -243,7 +247,8 @@ func FuzzQuery(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
 		var v violations
-		q, err := readQuery(raw, &v)
+		q := new(query)
+		err := q.read(raw, &v)
 		want, wantErr := url.ParseQuery(raw)
 		fits := wantErr == nil && strings.Count(raw, "&") < maxParams
 		for name, values := range want {

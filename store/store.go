@@ -11,7 +11,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -119,10 +118,24 @@ type Record struct {
 // Clone returns a copy that shares no memory with r.
 func (r *Record) Clone() *Record {
 	c := *r
-	c.Shown, c.Secret = bytes.Clone(r.Shown), bytes.Clone(r.Secret)
+	n := len(r.Shown) + len(r.Secret)
+	for _, hash := range r.Lookup {
+		n += len(hash)
+	}
+	room := make([]byte, 0, n) // one piece for all
+	clone := func(b []byte) []byte {
+		if b == nil {
+			return nil
+		}
+		from := len(room)
+		room = append(room, b...)
+		return room[from:len(room):len(room)]
+	}
+
+	c.Shown, c.Secret = clone(r.Shown), clone(r.Secret)
 	c.Lookup = slices.Clone(r.Lookup)
 	for i, hash := range c.Lookup {
-		c.Lookup[i] = bytes.Clone(hash)
+		c.Lookup[i] = clone(hash)
 	}
 	return &c
 }

@@ -294,7 +294,7 @@ func (l *Log) entry(rows ledger.Account, r *audit.Record) (*entry, error) {
 	buf := contents.Get().(*[]byte)
 	defer contents.Put(buf)
 	content := r.AppendContent((*buf)[:0])
-	copy(r.MAC[:], rows.Box.AuditMAC(rows.ID, content))
+	r.MAC = rows.Box.AuditMAC(rows.ID, content)
 	content = append(content, r.MAC[:]...)
 	e.digest = audit.DigestOf(content)
 	*buf = appendRecord(content[:0], r, e.of.first, row)

@@ -49,7 +49,11 @@ type checkedCall struct {
 	reads  func(store.ReadTx) error
 	writes func(store.Tx) error
 
-	// Of Update: see sealedInTime.
+	// Of Update.
+	guard   guard
+	account *store.Record // as the guard has read it: for the first Get of it
+
+	// See sealedInTime.
 	keys    *seal.Keys
 	puts    []*store.Record
 	vouched uint32
@@ -71,6 +75,12 @@ var checkedCalls = sync.Pool{New: func() any {
 		if err := c.tx.s.moved(); err != nil {
 			return err
 		}
+		c.account = nil
+		r, err := c.guard.admits(&c.tx)
+		if err != nil {
+			return err
+		}
+		c.account = r
 		if err := c.writes(&c.tx); err != nil {
 			return err
 		}
@@ -85,7 +95,7 @@ var checkedCalls = sync.Pool{New: func() any {
 // end returns err. The call is used again only after nil: then the store has called it,
 // and has no reason to do so once more.
 func (c *checkedCall) end(err error) error {
-	c.tx, c.reads, c.writes, c.keys = checkedTx{}, nil, nil, nil
+	c.tx, c.reads, c.writes, c.guard, c.account, c.keys = checkedTx{}, nil, nil, guard{}, nil, nil
 	clear(c.puts)
 	if err == nil {
 		checkedCalls.Put(c)
@@ -96,9 +106,9 @@ func (c *checkedCall) end(err error) error {
 // Update waits for a moment after a conflict when there have been many without a write.
 // Each means that another process was faster, or that a store names wrong versions. So no
 // caller spins, and a caller that retries does so until ctx has ended.
-func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, fn func(store.Tx) error) error {
+func (s *checkedStore) Update(ctx context.Context, account uuid.UUID, g guard, fn func(store.Tx) error) error {
 	c := checkedCalls.Get().(*checkedCall)
-	c.tx.s, c.tx.account, c.writes = s, account, fn
+	c.tx.s, c.tx.account, c.guard, c.writes = s, account, g, fn
 	err := c.end(s.Store.Update(ctx, c.update))
 	if !errors.Is(err, store.ErrConflict) {
 		if s.conflicts.Load() > 0 {
@@ -118,6 +128,17 @@ type checkedTx struct {
 	checkedReadTx
 	writes store.Tx
 	call   *checkedCall
+	within bool // from In
+}
+
+// Get reads the account of the call once: most calls look at it besides the guard. A record
+// belongs to who has got it, so the next Get reads again.
+func (tx checkedTx) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if r := tx.call.account; r != nil && kind == KindAccount && r.ID == id && !tx.within {
+		tx.call.account = nil
+		return r, nil
+	}
+	return tx.checkedReadTx.Get(kind, id)
 }
 
 func (tx checkedTx) Put(r *store.Record) {
@@ -140,12 +161,13 @@ func (tx checkedTx) Delete(kind store.Kind, id uuid.UUID) {
 }
 
 // In returns the transaction for records of one account, whatever their kinds.
-func (tx checkedTx) In(account uuid.UUID) store.ReadTx {
-	if tx.divided != nil {
-		in := tx.divided.In(account)
-		tx.tx, tx.writes, tx.divided = in, in.(store.Tx), nil
+func (tx *checkedTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided == nil {
+		return tx
 	}
-	return tx
+	within, in := *tx, tx.divided.In(account)
+	within.tx, within.writes, within.divided, within.within = in, in.(store.Tx), nil, true
+	return &within
 }
 
 type checkedReadTx struct {
@@ -161,11 +183,13 @@ func (tx *checkedReadTx) begin(in store.ReadTx) {
 }
 
 // In returns the transaction for records of one account, whatever their kinds.
-func (tx checkedReadTx) In(account uuid.UUID) store.ReadTx {
-	if tx.divided != nil {
-		tx.tx, tx.divided = tx.divided.In(account), nil
+func (tx *checkedReadTx) In(account uuid.UUID) store.ReadTx {
+	if tx.divided == nil {
+		return tx
 	}
-	return tx
+	within := *tx
+	within.tx, within.divided = tx.divided.In(account), nil
+	return &within
 }
 
 // at returns the transaction in which to look for a record of a kind. Only here does a
@@ -183,8 +207,8 @@ func (tx checkedReadTx) at(kind store.Kind) store.ReadTx {
 	return tx.tx
 }
 
-var _ store.Divided = checkedReadTx{}
-var _ store.Divided = checkedTx{}
+var _ store.Divided = (*checkedReadTx)(nil)
+var _ store.Divided = (*checkedTx)(nil)
 
 // ErrOrder is in the error of a scan whose ids do not rise, beside ErrDamaged.
 var ErrOrder = errors.New("ids out of order")

@@ -343,3 +343,41 @@ func TestDamageInATransaction(t *testing.T) {
 		}
 	}
 }
+
+// TestGuardedAccount: a transaction shares no record of its account with the guard, whose record
+// the first Get has, nor with another Get or another run.
+func TestGuardedAccount(t *testing.T) {
+	again := false
+	a, _ := openOn(t, twice{memstore.New(), &again})
+	again = true
+	row, runs := a.In(uuid.Nil).Unmask(ledger.KindAccount, a.ID), 0
+	err := a.Guarded().Update(t.Context(), opSet, func(tx store.Tx) error {
+		runs++
+		for range 3 {
+			r, err := tx.Get(ledger.KindAccount, row)
+			if err != nil || r.ID != row || r.Class != ledger.Standing {
+				t.Fatalf("%+v, %v", r, err)
+			}
+			r.Class = ledger.Closed
+		}
+		return nil
+	})
+	if err != nil || runs != 2 {
+		t.Error(err, runs)
+	}
+}
+
+// A twice runs the function of an Update again, if told so.
+type twice struct {
+	store.Store
+	again *bool
+}
+
+func (s twice) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, func(tx store.Tx) error {
+		if err := fn(tx); err != nil || !*s.again {
+			return err
+		}
+		return fn(tx)
+	})
+}

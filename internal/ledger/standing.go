@@ -85,22 +85,34 @@ func refused(state uint8) error {
 	return ErrNotFound
 }
 
-// whileUsable returns fn for a transaction that writes nothing unless the account stands.
-func (a Account) whileUsable(fn func(store.Tx) error) func(store.Tx) error {
-	row := a.In(uuid.Nil).Unmask(KindAccount, a.ID)
-	return func(tx store.Tx) error {
-		if row == uuid.Nil {
-			return ErrNotFound
-		}
-		r, err := tx.Get(KindAccount, row)
-		if err == nil {
-			err = refused(r.Class)
-		}
-		if err != nil {
-			return a.In(uuid.Nil).unnamed(KindAccount, row, err)
-		}
-		return fn(tx)
+// A guard lets a transaction write nothing unless an account stands. The zero guard lets all.
+type guard struct {
+	whole Account   // without an account
+	row   uuid.UUID // of the account; zero: there can be none
+}
+
+// guard returns the guard of a transaction: nothing is decrypted in it.
+func (a Account) guard() (g guard) {
+	if a.guarded {
+		g.whole = a.In(uuid.Nil)
+		g.row = g.whole.Unmask(KindAccount, a.ID)
 	}
+	return g
+}
+
+// admits also returns the record of the account, if it has read that.
+func (g *guard) admits(tx store.ReadTx) (*store.Record, error) {
+	switch {
+	case g.whole.Ledger == nil:
+		return nil, nil
+	case g.row == uuid.Nil:
+		return nil, ErrNotFound
+	}
+	r, err := tx.Get(KindAccount, g.row)
+	if err == nil {
+		err = refused(r.Class)
+	}
+	return r, g.whole.unnamed(KindAccount, g.row, err)
 }
 
 // Noticed waits until every process goes by the state of accounts that was written before.

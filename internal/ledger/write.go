@@ -59,11 +59,9 @@ var Step = Adds("step")
 // records that it puts are sealed anew if their term was closed meanwhile: they must be the
 // same each time, and no other call may have them.
 func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
-	if a.guarded {
-		fn = a.whileUsable(fn)
-	}
+	g := a.guard()
 	for range metaTries {
-		err := a.update(ctx, op, fn)
+		err := a.update(ctx, op, g, fn)
 		late, is := errors.AsType[*lateSeal](err)
 		if !is {
 			a.committed(op, err)
@@ -76,12 +74,12 @@ func (a Account) Update(ctx context.Context, op Operation, fn func(store.Tx) err
 	return errKeyGone
 }
 
-func (a Account) update(ctx context.Context, op Operation, fn func(store.Tx) error) error {
+func (a Account) update(ctx context.Context, op Operation, g guard, fn func(store.Tx) error) error {
 	if err := a.gate.enter(ctx, lane{a.ID, op.urgency}); err != nil {
 		return err
 	}
 	defer a.gate.leave()
-	return a.store.Update(ctx, a.ID, fn)
+	return a.store.Update(ctx, a.ID, g, fn)
 }
 
 // Write is Update for a call of the vault's user, which Config.Wrote hears of. Its record in

@@ -115,7 +115,7 @@ func (s Records) seal(e *Entry, until time.Time) ([]*store.Record, error) {
 
 	kept := s.NewRecord(s.JWEs, e.Row)
 	kept.Parent, kept.Due = e.Token.ID, until
-	plain := tlv.AppendUint(tlv.Append(nil, tagJWE, e.JWE), tagEdition, s.Edition)
+	plain := tlv.AppendUint(tlv.Append(make([]byte, 0, len(e.JWE)+128), tagJWE, e.JWE), tagEdition, s.Edition)
 	return []*store.Record{data, kept}, s.SealShown(kept, tlv.Pad(plain, 64, 0))
 }
 

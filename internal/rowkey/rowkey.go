@@ -151,10 +151,14 @@ func Unmask(prf cipher.Block, kind uint8, id uuid.UUID) uuid.UUID {
 	return mask(prf, kind, id, 7)
 }
 
+// blocks holds blocks for ciphers, which would cost an allocation each.
+var blocks = sync.Pool{New: func() any { return new([16]byte) }}
+
 // mask flips the 60 bits outside version and variant, which undoes itself.
 func mask(prf cipher.Block, kind uint8, id uuid.UUID, version uint64) uuid.UUID {
-	var block [16]byte
-	block[0] = kind
+	block := blocks.Get().(*[16]byte)
+	defer blocks.Put(block)
+	*block = [16]byte{kind}
 	copy(block[8:], id[8:])
 	prf.Encrypt(block[:], block[:])
 	head := binary.BigEndian.Uint64(id[:8]) ^ binary.BigEndian.Uint64(block[:8])

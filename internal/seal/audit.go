@@ -11,8 +11,9 @@ import (
 const AuditMACSize = 16
 
 // AuditMAC returns the MAC of the content of a record in the audit log of an account.
-func (b *Box) AuditMAC(account uuid.UUID, content []byte) []byte {
-	return b.account(b.Keys(), account).audit.sum(content)[:AuditMACSize]
+func (b *Box) AuditMAC(account uuid.UUID, content []byte) [AuditMACSize]byte {
+	sum := b.account(b.Keys(), account).audit.sum(content)
+	return [AuditMACSize]byte(sum[:])
 }
 
 // AuditSigner returns the key that signs the checkpoints of the audit log. Who has its

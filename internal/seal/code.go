@@ -84,8 +84,8 @@ func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (p
 func (key *CodeKey) aead(vault, account, token uuid.UUID, salt []byte) cipher.AEAD {
 	// The first and only block of HKDF-Expand.
 	derived := key.prf.sum([]byte("cardvault 1 security code\x00"), vault[:], account[:], token[:], salt, []byte{1})
-	aead, err := cipher.NewGCMWithRandomNonce(newAES(derived))
-	clear(derived)
+	aead, err := cipher.NewGCMWithRandomNonce(newAES(derived[:]))
+	clear(derived[:])
 	if err != nil {
 		panic(err) // only for a block that is not AES
 	}

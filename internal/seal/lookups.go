@@ -32,11 +32,11 @@ func (b *Box) Lookups(account uuid.UUID, purpose string, value []byte) (all [][]
 }
 
 func (b *Box) lookup(k *Keys, account uuid.UUID, number uint32, purpose string, value []byte) []byte {
-	sum := b.account(k, account).lookups[number].sum([]byte(purpose+"\x00"), value)[:LookupSize]
+	sum := b.account(k, account).lookups[number].labelled(purpose, value)
 	if number == k.Lookups[0].Number {
-		return sum
+		return sum[:LookupSize]
 	}
-	return append(binary.BigEndian.AppendUint32(nil, number), sum...)
+	return append(binary.BigEndian.AppendUint32(nil, number), sum[:LookupSize]...)
 }
 
 // Stable returns a keyed hash of LookupSize bytes that no rotation changes: it is under the

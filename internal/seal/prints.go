@@ -23,7 +23,7 @@ type Prints [2]Print
 func (b *Box) Prints(k *Keys, account uuid.UUID, pan []byte) (all Prints) {
 	macs := b.account(k, account).fingerprints
 	for i, term := range k.Fingerprints.Hashing() {
-		all[i] = Print{term, [sha256.Size]byte(macs[term].sum(pan))}
+		all[i] = Print{term, macs[term].sum(pan)}
 	}
 	return all
 }
@@ -34,7 +34,7 @@ func (b *Box) Compare(p *Prints, account uuid.UUID, pan []byte) (same, known boo
 	macs := b.account(b.Keys(), account).fingerprints
 	for _, f := range p {
 		if mac := macs[f.Term]; mac != nil {
-			return f.Sum == [sha256.Size]byte(mac.sum(pan)), true
+			return f.Sum == mac.sum(pan), true
 		}
 	}
 	return false, false

@@ -395,17 +395,21 @@ func (b *Box) PRF(id uuid.UUID) cipher.Block { return b.account(b.Keys(), id).pr
 // number, of 32 bytes.
 func (b *Box) Fingerprint(account uuid.UUID, pan []byte) []byte {
 	k := b.Keys()
-	return b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
+	sum := b.account(k, account).fingerprints[k.Fingerprints.Active().Number].sum(pan)
+	return sum[:]
 }
 
 // Idempotency returns the keyed hash of parts, of 32 bytes, which no rotation changes: see
 // Stable. Different sequences of parts have different hashes.
 func (b *Box) Idempotency(account uuid.UUID, parts ...[]byte) []byte {
-	framed := make([][]byte, 0, 2*len(parts))
-	for _, p := range parts {
-		framed = append(framed, binary.AppendUvarint(nil, uint64(len(p))), p)
-	}
-	return b.account(b.Keys(), account).idempotency.sum(framed...)
+	sum := b.account(b.Keys(), account).idempotency.compute(func(h *hasher) {
+		for _, p := range parts {
+			h.text = binary.AppendUvarint(h.text[:0], uint64(len(p)))
+			h.Write(h.text)
+			h.Write(p)
+		}
+	})
+	return sum[:]
 }
 
 // ValidCount reports whether mac is the CountMAC of a count.
@@ -422,22 +426,45 @@ func (k *Keys) CountMAC(term uint32, count uint64) []byte {
 }
 
 // A keyedMAC computes HMAC-SHA-256 under one key, reusing its key schedule.
-type keyedMAC struct{ pool sync.Pool }
+type keyedMAC struct{ pool sync.Pool } // of *hasher
 
-func newMAC(key []byte) *keyedMAC {
-	return &keyedMAC{sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+type hasher struct {
+	hash.Hash
+	text []byte // scratch, as a text in a call would be an allocation
+	sum  [sha256.Size]byte
 }
 
-func (m *keyedMAC) sum(parts ...[]byte) []byte {
-	h := m.pool.Get().(hash.Hash)
-	defer m.pool.Put(h)
-	sum := make([]byte, 0, sha256.Size)
-	erase.Do(func() {
+func newMAC(key []byte) *keyedMAC {
+	return &keyedMAC{sync.Pool{New: func() any { return &hasher{Hash: hmac.New(sha256.New, key)} }}}
+}
+
+func (m *keyedMAC) sum(parts ...[]byte) [sha256.Size]byte {
+	return m.compute(func(h *hasher) {
 		for _, p := range parts {
 			h.Write(p)
 		}
-		sum = h.Sum(sum)
+	})
+}
+
+// labelled is sum of a label, a zero and a value.
+func (m *keyedMAC) labelled(label string, value []byte) [sha256.Size]byte {
+	return m.compute(func(h *hasher) {
+		h.text = append(append(h.text[:0], label...), 0)
+		h.Write(h.text)
+		h.Write(value)
+	})
+}
+
+// compute returns the MAC of the bytes that write writes.
+func (m *keyedMAC) compute(write func(*hasher)) (sum [sha256.Size]byte) {
+	h := m.pool.Get().(*hasher)
+	defer m.pool.Put(h)
+	erase.Do(func() {
+		write(h)
+		h.Sum(h.sum[:0])
+		sum = h.sum
 		h.Reset() // leaves no data behind in the pool
+		h.sum = [sha256.Size]byte{}
 	})
 	return sum
 }

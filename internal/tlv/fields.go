@@ -47,6 +47,7 @@ func (f *Fields) From(data []byte) {
 // Encode returns the fields that a function writes, padded so that their length shows little.
 func Encode(fields func(*Fields)) []byte {
 	var f Fields
+	f.To(make([]byte, 0, 256)) // as much as most need
 	fields(&f)
 	return Pad(f.out, 64, 0)
 }

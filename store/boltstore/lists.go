@@ -251,7 +251,9 @@ func (l *lister) insert(list listKey, id uuid.UUID, class uint8) {
 		panic(failed{errLists})
 	}
 	block.own(1)
-	block.entries = slices.Insert(block.entries, i*entrySize, append(id[:], class)...)
+	entry := [entrySize]byte{16: class}
+	copy(entry[:], id[:])
+	block.entries = slices.Insert(block.entries, i*entrySize, entry[:]...)
 	limit := l.fanout.open()
 	if !block.open {
 		l.count(path, class, 1)

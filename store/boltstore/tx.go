@@ -23,7 +23,15 @@ var (
 	lookupBucket = []byte("lookup") // kind, length, hash, id → nothing
 )
 
-func rowsBucket(kind store.Kind) [5]byte { return [5]byte{'r', 'o', 'w', 's', byte(kind)} }
+func rowsBucket(kind store.Kind) *[5]byte { return &rowsBuckets[kind] }
+
+// rowsBuckets has the names, as a name that is made for a call would cost an allocation.
+var rowsBuckets = func() (all [256][5]byte) {
+	for kind := range all {
+		all[kind] = [5]byte{'r', 'o', 'w', 's', byte(kind)}
+	}
+	return all
+}()
 
 var (
 	errLists   = fmt.Errorf("%w: a list is not in order", store.ErrDamaged)

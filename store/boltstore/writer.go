@@ -222,7 +222,7 @@ func (s *Store) commit() {
 	if !g.w.wrote {
 		s.h.rollback(g.tx)
 	} else {
-		defer s.watchers.Changing(g.keys)()
+		defer s.watchers.Changing(g.keys).End()
 		s.changing()
 		s.h.allot(g.tx.Size())
 		s.h.pave(g.tx.Size())

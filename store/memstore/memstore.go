@@ -72,12 +72,16 @@ func (s *Store) View(ctx context.Context, fn func(store.ReadTx) error) error {
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	select {
 	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
+	default: // a context may have to start a timer for Done
+		select {
+		case s.turn <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	defer func() { <-s.turn }()
 
-	if err := ctx.Err(); err != nil { // both were ready and select took the turn
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if s.state == nil {
@@ -89,7 +93,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return err
 	}
 
-	defer s.watchers.Changing(t.keys)()
+	defer s.watchers.Changing(t.keys).End()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range t.writes {

@@ -34,22 +34,30 @@ func (l *List) Watch(changing func([]store.Key) (changed func())) (stop func()) 
 }
 
 // Changing is called before changes are made. keys returns the keys of their records, and is
-// not called without a watcher. The returned function is called when they are visible, or
-// never will be.
-func (l *List) Changing(keys func() []store.Key) (changed func()) {
+// not called without a watcher.
+func (l *List) Changing(keys func() []store.Key) Change {
 	l.mu.RLock()
+	c := Change{list: l}
 	if len(l.all) == 0 {
-		return l.mu.RUnlock
+		return c
 	}
 	ks := keys()
-	var ends []func()
 	for w := range l.all {
-		ends = append(ends, w.changing(ks))
+		c.ends = append(c.ends, w.changing(ks))
 	}
-	return func() {
-		defer l.mu.RUnlock()
-		for _, end := range ends {
-			end()
-		}
+	return c
+}
+
+// A Change is a change under way. It is a value, as a function would be an allocation.
+type Change struct {
+	list *List
+	ends []func()
+}
+
+// End is called when the changes are visible, or never will be.
+func (c Change) End() {
+	defer c.list.mu.RUnlock()
+	for _, end := range c.ends {
+		end()
 	}
 }
