@@ -441,6 +441,7 @@ func (r *reader) hiding(q *store.Query) func(id uuid.UUID, found *row) bool {
 			}
 			lists.begin(r.tx.Bucket, r.fanout, nil)
 		}
+
 		err := guarded(func() error {
 			class, listed := lists.classOf(list, id)
 			hidden = listed && wanted(&q.Classes, class)
