@@ -319,6 +319,31 @@ func (v *Vault) RevokePreviousPaymentSecret(ctx context.Context, merchant uuid.U
 	return err
 }
 
+// RevokePaymentSecret takes a secret from a merchant, such as one whose text did not arrive. The
+// others stay as they are: without any, no payment data is encrypted until the next rotation. A
+// merchant without a secret of that KeyID stays as it is. What is said of commit and payment data at
+// [Vault.RevokePreviousPaymentSecret] is so here.
+//
+// The error is ErrNotFound for a merchant that the account does not have.
+func (v *Vault) RevokePaymentSecret(ctx context.Context, merchant uuid.UUID, keyID string) (err error) {
+	defer v.doing(ctx, "revoke payment secret", &err, merchant)
+	_, err = ledger.Retry(ctx, func() (*Merchant, error) {
+		r, m, err := merchants{v.rows}.get(ctx, merchant)
+		is := func(s PaymentSecret) bool { return s.KeyID == keyID }
+		if err != nil || !slices.ContainsFunc(m.Secrets, is) {
+			return m, err
+		}
+
+		m.Secrets = slices.DeleteFunc(m.Secrets, is)
+		r.Version++
+		if err := v.rows.SealShown(r, tlv.Encode(m.fields)); err != nil {
+			return nil, err
+		}
+		return m, v.rows.Put(ctx, opRevokeSecret, merchant, r)
+	})
+	return err
+}
+
 // rotate gives the merchant a new secret and returns that.
 func (m *Merchant) rotate(at, activateAt time.Time) PaymentSecret {
 	text := keytext.Secret("", base64.RawURLEncoding)

@@ -85,7 +85,7 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 		return nil, err
 	}
 
-	found, left := v.verification(opts.Most), v.verification(opts.Most)
+	found, left := newVerification(v, opts.Most), newVerification(v, opts.Most)
 	note := func(f verify.Finding) {
 		if at.Stage == verify.Looking {
 			found.add(f)
