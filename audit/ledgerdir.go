@@ -33,7 +33,7 @@ import (
 // can be there twice. Files may be removed while it is in use, such as those from before the last
 // backup that would be restored; the folder of an account whose parts it has kept is an error when
 // it is gone, as after an unmount. Only the user of the vault may write below DIR: a folder that others
-// may write to takes no part, since they could remove what it keeps. Where they may read it, a warning
+// may write to takes no part, since they could remove its files. Where they may read it, a warning
 // is logged. [LedgerDir.Exports] takes any folder, as its parts are verified.
 type LedgerDir struct {
 	Logger *slog.Logger // if nil, slog.Default; set it before the first call
