@@ -1,6 +1,7 @@
 package cardvault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,11 +46,28 @@ func newCloser(v *Vault) *removal.Closer {
 			return true, err
 		},
 		End: func(ctx context.Context, account uuid.UUID, also func(store.Tx) error) error {
+			if err := reportClosed(ctx, v.core, account); err != nil {
+				return fmt.Errorf("the end of a closed account could not be passed on: %w", err)
+			}
 			return v.of(account).changeAccount(ctx, opAccountClosed, account, func(a *Account) (func(store.Tx) error, error) {
 				*a = Account{ID: a.ID, CreatedAt: a.CreatedAt, State: AccountClosed, Since: now()}
 				return also, nil
 			})
 		},
+	})
+}
+
+// reportClosed reports the end of an account to the sink before it is stored. The job that erases the
+// account repeats the report, which needs no record of the account.
+func reportClosed(ctx context.Context, v *core, account uuid.UUID) error {
+	sink, ok := v.opts.Events.(AccountSink)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
+	defer cancel()
+	return v.guard("event sink", func() error {
+		return cmp.Or(sink.AccountClosed(ctx, account), ctx.Err()) // it may have taken it after the vault gave up
 	})
 }
 

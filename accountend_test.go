@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -114,6 +116,51 @@ func TestCloseAccount(t *testing.T) {
 		}
 		if !strings.Contains(l.log.text(), "an account is closed") {
 			t.Error("the log does not say that the account is closed")
+		}
+	})
+}
+
+// A mourner is a sink that hears of the end of accounts, at first badly.
+type mourner struct {
+	vaulttest.Recorder
+	calls []func(context.Context) error
+	heard []uuid.UUID
+}
+
+func (m *mourner) AccountClosed(ctx context.Context, account uuid.UUID) error {
+	m.heard = append(m.heard, account)
+	if len(m.heard) > len(m.calls) {
+		return nil
+	}
+	return m.calls[len(m.heard)-1](ctx)
+}
+
+// TestAccountSink: the sink hears of the end of an account when nothing of it is left, and again until
+// it has taken that. Only then is the account closed.
+func TestAccountSink(t *testing.T) {
+	sink := &mourner{calls: []func(context.Context) error{
+		func(context.Context) error { return errNotNow },
+		func(context.Context) error { panic("no") },
+		func(ctx context.Context) error { <-ctx.Done(); return nil },
+	}}
+	inLab(t, &cardvault.Options{Mode: cardvault.Live, Events: sink}, func(l *lab) {
+		l.imports(visa)
+		l.drain()
+		id := l.account().ID
+		l.must2(l.CloseAccount(l.Context()))
+		for l.account().State != cardvault.AccountClosed {
+			if n := len(sink.heard); n > len(sink.calls) {
+				t.Fatalf("the sink has heard of it %d times, and the account is %v", n, l.account().State)
+			}
+			l.try(l.Drain(l.Context()))
+			if n := len(l.all(5)); n > 0 && len(sink.heard) > 0 {
+				t.Errorf("the sink has heard of the end, and %d tokens are left", n)
+			}
+			l.pass(10 * time.Minute)
+		}
+		l.drain()
+		if len(sink.heard) != len(sink.calls)+1 || slices.ContainsFunc(sink.heard, func(a uuid.UUID) bool { return a != id }) {
+			t.Errorf("the sink has heard of %v", sink.heard)
 		}
 	})
 }

@@ -241,7 +241,7 @@ var recordedCalls = map[string]ledger.Operation{
 	"freeze account": opFreezeAccount, "thaw account": opThawAccount, "close account": opCloseAccount,
 	"create merchant": opCreateMerchant, "ensure merchant": opCreateMerchant, "get merchant": ledger.Reads("merchant.read"),
 	"get primary merchant": ledger.Reads("merchant.read"), "list merchants": ledger.Reads("merchant.list"), "rotate payment secret": opRotateSecret,
-	"revoke previous payment secret": opRevokeSecret, "revoke previous webhook secrets": opRevokeWebhookSecret, "get API key": ledger.Reads("api_key.read"),
+	"revoke payment secret": opRevokeSecret, "revoke previous payment secret": opRevokeSecret, "revoke previous webhook secrets": opRevokeWebhookSecret, "get API key": ledger.Reads("api_key.read"),
 	"create API key": opCreateAPIKey, "ensure API key": opCreateAPIKey, "list API keys": ledger.Reads("api_key.list"), "update API key": opUpdateAPIKey, "delete API key": opDeleteAPIKey,
 	"authenticate": ledger.Adds("authenticate"), "rotate keys": ledger.OpRotateKeys, "rotate key series": ledger.OpRotateKeys, "change keyring": ledger.OpChangeKeyring, "retire term": ledger.OpRetireTerm, "report keys": ledger.Reads("keys.read"),
 	"create webhook": opCreateWebhook, "get webhook": ledger.Reads("webhook.read"), "list webhooks": ledger.Reads("webhook.list"),

@@ -242,8 +242,7 @@ func (f *furnished) pay(v *cardvault.Vault, account uuid.UUID, tokens ...uuid.UU
 const filePage = 4096
 
 // damages are what can happen to a file, each from its whole content. Where a page has its content of
-// before, or lacks its end, a search can end as if it were whole, and Verify alone finds that. So can a
-// search by hash whose record names another account after a flipped bit.
+// before, or lacks its end, a search can end as if it were whole, and Verify alone finds that.
 var damages = []struct {
 	name      string
 	whole     bool // each answer shows the damage, if it is in the way

@@ -64,6 +64,21 @@ type EventSink interface {
 	Event(ctx context.Context, e *Event) error
 }
 
+// An AccountSink is an [EventSink] that also hears of the end of accounts. Give it to every process
+// that calls Run: a process without it ends accounts silently.
+type AccountSink interface {
+	EventSink
+
+	// AccountClosed is called after [Vault.CloseAccount], once nothing of the account is left and its
+	// network tokens are deleted. Account.State is [AccountClosed] as soon as it has returned nil.
+	// Undelivered events of the account were erased: this is the only one that still comes.
+	//
+	// It has 15 seconds, the deadline of ctx. It is called again, a minute later or more, when it has
+	// returned an error, panicked or taken too long, or the process has died: the account is closing
+	// until then. It does the same again for an account that comes again.
+	AccountClosed(ctx context.Context, account uuid.UUID) error
+}
+
 // eventTypes are the types of events by their stored numbers. The outbox knows the number
 // of a deletion.
 var eventTypes = [4]receive.EventType{

@@ -301,6 +301,38 @@ func TestLedgerOfTwo(t *testing.T) {
 	})
 }
 
+// TestLedgerBegun: the first program with a ledger passes on the logs of all accounts when it ends, also
+// without Run. A later one passes on what it has written.
+func TestLedgerBegun(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		v := ledgerVault(t, s, nil, 0)
+		var accounts []uuid.UUID
+		for _, name := range []string{"one", "two"} {
+			a, err := v.CreateAccount(t.Context(), name, nil)
+			noErr(t, err)
+			accounts = append(accounts, a.ID)
+			_, err = v.In(a.ID).Import(t.Context(), visa, nil)
+			noErr(t, err)
+		}
+		noErr(t, v.Close())
+
+		kept := new(shelf)
+		for calls := range 2 {
+			before := kept.calls
+			noErr(t, ledgerVault(t, s, kept, 0).Close())
+			for _, a := range accounts {
+				if m, err := kept.Last(t.Context(), uuid.Nil, a); err != nil || m.Number == 0 {
+					t.Errorf("the ledger has nothing of account %v", a)
+				}
+			}
+			if n := kept.calls - before; calls > 0 && n > 1 {
+				t.Errorf("the second program has passed on %d parts", n)
+			}
+		}
+	})
+}
+
 // TestLedgerOfIdle: an account that had nothing to record is in no part, and no backup lacks it. Once
 // a checkpoint of its log is known, the parts of it must not be missing.
 func TestLedgerOfIdle(t *testing.T) {

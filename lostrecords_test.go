@@ -17,19 +17,28 @@ import (
 // loseRows takes the last row of a kind out of a file, and leaves what the indexes say of it.
 func loseRows(t *testing.T, dir string, kinds ...byte) {
 	t.Helper()
+	for _, kind := range kinds {
+		changeLast(t, dir, kind, nil)
+	}
+}
+
+// changeLast changes the last row of a kind in a file, or without change deletes it, and leaves what the
+// indexes say of it.
+func changeLast(t *testing.T, dir string, kind byte, change func(row []byte)) {
+	t.Helper()
 	db, err := bolt.Open(filepath.Join(dir, "cardvault.db"), 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = db.Update(func(tx *bolt.Tx) error {
-		for _, kind := range kinds {
-			rows := tx.Bucket([]byte{'r', 'o', 'w', 's', kind})
-			last, _ := rows.Cursor().Last()
-			if err := rows.Delete(bytes.Clone(last)); err != nil {
-				return err
-			}
+		rows := tx.Bucket([]byte{'r', 'o', 'w', 's', kind})
+		last, row := rows.Cursor().Last()
+		if change == nil {
+			return rows.Delete(bytes.Clone(last))
 		}
-		return nil
+		row = bytes.Clone(row)
+		change(row)
+		return rows.Put(bytes.Clone(last), row)
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
@@ -151,4 +160,60 @@ func TestLostRecords(t *testing.T) {
 		}
 		f.must(v.Close())
 	})
+}
+
+// TestFlippedAccounts: a token whose row names another account after a flipped bit is damaged for a search
+// by its business key, and not absent. Searches for other tokens, and by another account, are right.
+func TestFlippedAccounts(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f := &furnished{t: t, dir: filepath.Join(t.TempDir(), "vault"), opts: cardvault.Options{Mode: cardvault.Sandbox}}
+		v, err := f.open()
+		f.must(err)
+		ctx := t.Context()
+		var accounts []uuid.UUID
+		for _, name := range []string{"one", "two"} {
+			a, err := v.CreateAccount(ctx, name, nil)
+			f.must(err)
+			accounts = append(accounts, a.ID)
+			_, err = v.In(a.ID).Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: "other"})
+			f.must(err)
+		}
+		_, err = v.In(accounts[0]).Import(ctx, visa, &cardvault.ImportOptions{BusinessKey: "order"})
+		f.must(err)
+		f.must(v.Close())
+		const columns = 3 // bytes of a row before its account
+		for name, wrong := range map[string]uuid.UUID{"existing": accounts[1], "unknown": flipped(accounts[0])} {
+			changeLast(t, f.dir, tokenKind, func(row []byte) {
+				copy(row[columns:], wrong[:])
+			})
+			v, err := f.open()
+			f.must(err)
+			found := func(account uuid.UUID, key string) (*cardvault.Page[*cardvault.Token], error) {
+				return v.In(account).List(ctx, &cardvault.TokenListOptions{BusinessKey: key})
+			}
+			if page, err := found(accounts[0], "order"); !errors.Is(err, cardvault.ErrDamaged) || page == nil || page.TotalItems != 1 || len(page.Items) > 0 {
+				t.Errorf("%s: the token that is damaged: %+v, %v", name, page, err)
+			}
+			for _, err := range v.In(accounts[0]).All(ctx, &cardvault.TokenListOptions{BusinessKey: "order"}) {
+				if !errors.Is(err, cardvault.ErrDamaged) {
+					t.Errorf("%s: All: %v", name, err)
+				}
+			}
+			for _, a := range accounts {
+				if page, err := found(a, "other"); err != nil || page.TotalItems != 1 || len(page.Items) != 1 {
+					t.Errorf("%s: another token of account %v: %+v, %v", name, a, page, err)
+				}
+			}
+			if page, err := found(accounts[1], "order"); err != nil || page.TotalItems != 0 {
+				t.Errorf("%s: the other account learns of the token: %+v, %v", name, page, err)
+			}
+			f.must(v.Close())
+		}
+	})
+}
+
+// flipped returns an id with one bit flipped.
+func flipped(id uuid.UUID) uuid.UUID {
+	id[9] ^= 1 << 4
+	return id
 }

@@ -299,22 +299,42 @@ func (v *Vault) RotatePaymentSecret(ctx context.Context, merchant uuid.UUID, opt
 // The error is ErrNotFound for a merchant that the account does not have.
 func (v *Vault) RevokePreviousPaymentSecret(ctx context.Context, merchant uuid.UUID) (err error) {
 	defer v.doing(ctx, "revoke previous payment secret", &err, merchant)
-	_, err = ledger.Retry(ctx, func() (*Merchant, error) {
-		r, m, err := merchants{v.rows}.get(ctx, merchant)
-		if err != nil || len(m.Secrets) < 2 {
-			return m, err
+	return merchants{v.rows}.revoke(ctx, merchant, func(all []PaymentSecret) []PaymentSecret {
+		newest := all[max(0, len(all)-1):]
+		if at := now(); len(all) > 1 && newest[0].ActivateAt.After(at) {
+			newest[0].ActivateAt = at
 		}
+		return newest
+	})
+}
 
-		newest := &m.Secrets[len(m.Secrets)-1]
-		if at := now(); newest.ActivateAt.After(at) {
-			newest.ActivateAt = at
-		}
-		m.Secrets = []PaymentSecret{*newest}
-		r.Version++
-		if err := v.rows.SealShown(r, tlv.Encode(m.fields)); err != nil {
+// RevokePaymentSecret takes a secret from a merchant, such as a secret whose text did not arrive. The
+// others stay: without any, nothing is encrypted until the next rotation. A merchant without a secret
+// of that KeyID stays as it is. Else the call is as [Vault.RevokePreviousPaymentSecret].
+func (v *Vault) RevokePaymentSecret(ctx context.Context, merchant uuid.UUID, keyID string) (err error) {
+	defer v.doing(ctx, "revoke payment secret", &err, merchant)
+	return merchants{v.rows}.revoke(ctx, merchant, func(all []PaymentSecret) []PaymentSecret {
+		return slices.DeleteFunc(all, func(s PaymentSecret) bool { return s.KeyID == keyID })
+	})
+}
+
+// revoke takes from a merchant the secrets that are not left.
+func (s merchants) revoke(ctx context.Context, id uuid.UUID, left func(all []PaymentSecret) []PaymentSecret) error {
+	_, err := ledger.Retry(ctx, func() (*Merchant, error) {
+		r, m, err := s.get(ctx, id)
+		if err != nil {
 			return nil, err
 		}
-		return m, v.rows.Put(ctx, opRevokeSecret, merchant, r)
+
+		before := len(m.Secrets)
+		if m.Secrets = left(m.Secrets); len(m.Secrets) == before {
+			return m, nil
+		}
+		r.Version++
+		if err := s.SealShown(r, tlv.Encode(m.fields)); err != nil {
+			return nil, err
+		}
+		return m, s.Put(ctx, opRevokeSecret, id, r)
 	})
 	return err
 }

@@ -121,7 +121,8 @@ type Options struct {
 	// If nil, codes are in the memory of this process, under a key that ends with it.
 	Codes store.CodeCache
 
-	// Events receives the events of tokens. If nil, only webhooks do.
+	// Events receives the events of tokens, and the end of accounts if it is an [AccountSink]. If nil,
+	// only webhooks receive events.
 	Events EventSink
 
 	// Webhooks delivers the events of tokens to the webhooks of their accounts: package

@@ -5,13 +5,15 @@ import (
 	"errors"
 
 	"github.com/cardvault/cardvault/internal/verify"
+	"github.com/cardvault/cardvault/invalid"
 	"github.com/google/uuid"
 )
 
 // RepairOptions are the optional parts of [Vault.Repair].
 type RepairOptions struct {
 	// Position is [RepairReport.Position] of a call that has ended early, and goes on there. If
-	// empty, Repair begins anew.
+	// empty, Repair begins anew. What lies before is not looked at again, so a Position is refused 24
+	// hours after its report, and by another vault.
 	Position string
 
 	// Rate limits the records and index entries that are looked at in a second. If not positive,
@@ -75,15 +77,15 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 	if opts == nil {
 		opts = new(RepairOptions)
 	}
-	at, err := verify.ParseRepairPlace(opts.Position)
+	at, err := verify.ParseRepairPlace(opts.Position, v.ledger.Box.Keys().Vault)
 	if err != nil {
-		return nil, errPosition
+		return nil, errRepairPosition
 	}
 	if _, err := v.whole().rows.NoteFirst(ctx, opRepair, uuid.Nil); err != nil {
 		return nil, err
 	}
 
-	found, left := v.verification(opts.Most), v.verification(opts.Most)
+	found, left := newVerification(v, opts.Most), newVerification(v, opts.Most)
 	note := func(f verify.Finding) {
 		if at.Stage == verify.Looking {
 			found.add(f)
@@ -101,7 +103,7 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 	})
 	switch {
 	case errors.Is(err, verify.ErrPlace):
-		return nil, errPosition
+		return nil, errRepairPosition
 	case errors.Is(err, verify.ErrUnable):
 		err = notEnabled("a store.Store that is a store.Repairer")
 	}
@@ -110,3 +112,5 @@ func (v *Vault) Repair(ctx context.Context, opts *RepairOptions) (_ *RepairRepor
 		Records: records, Found: found.all(), Left: left.all(), Position: at.String(), Mended: at.Stage == verify.Repaired && !at.At.Unable,
 	}, err
 }
+
+var errRepairPosition = &FieldError{"Position", invalid.Format, "must be the Position of a repair of this vault, at most 24 hours old; without it, Repair begins anew"}

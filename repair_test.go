@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store/memstore"
 )
 
@@ -167,11 +169,60 @@ func TestRepairNothing(t *testing.T) {
 	if report, err := v.Repair(t.Context(), nil); err != nil || len(report.Found)+len(report.Left) > 0 || report.Records == 0 || report.Mended || report.Position != "" {
 		t.Errorf("%+v, %v", report, err)
 	}
-	for _, position := range []string{"x", "AAAA", ".", "AgAA", "AgIA.", "AgAAAA.AQEAAAAAAAAAAAAAAAAAAAAA"} {
+	head := func(more ...byte) string { return base64.RawURLEncoding.EncodeToString(append([]byte{3}, more...)) }
+	for _, position := range []string{"x", "AAAA", ".", "AgAA", head(0, 0), head(append([]byte{1, 0}, make([]byte, 24)...)...)} {
 		if _, err := v.Repair(t.Context(), &cardvault.RepairOptions{Position: position}); len(cardvault.FieldErrors(err)) != 1 {
 			t.Errorf("from %q: %v, want a FieldError", position, err)
 		}
 	}
+}
+
+// TestRepairPositions: a position goes on with a repair of the same vault for a day. Later, damage may
+// lie before it, and it is refused.
+func TestRepairPositions(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		f := &furnished{t: t, dir: filepath.Join(t.TempDir(), "vault"), opts: cardvault.Options{Mode: cardvault.Sandbox}}
+		v, err := f.open()
+		f.must(err)
+		for range 3 {
+			_, err := v.Import(t.Context(), visa, &cardvault.ImportOptions{BusinessKey: "order"})
+			f.must(err)
+		}
+		position := func(v *cardvault.Vault) string {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			report, err := v.Repair(ctx, &cardvault.RepairOptions{Progress: func(cardvault.RepairProgress) { cancel() }})
+			if !errors.Is(err, context.Canceled) || report.Position == "" {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			return report.Position
+		}
+		other, err := cardvault.New(t.Context(), memstore.New(), mustKeyBytes(t, make([]byte, cardvault.KeySize)), &f.opts)
+		f.must(err)
+		is := func(what, position string, refused bool) {
+			t.Helper()
+			_, err := v.Repair(t.Context(), &cardvault.RepairOptions{Position: position})
+			if refused != (len(cardvault.FieldErrors(err)) == 1) || !refused && err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		is("of another vault", position(other), true)
+		here := position(v)
+		time.Sleep(24 * time.Hour)
+		is("of a day ago", here, false)
+		time.Sleep(time.Second)
+
+		f.must(v.Close())
+		damageIndexes(t, f.dir)
+		v, err = f.open()
+		f.must(err)
+		is("of before the damage", here, true)
+		report, err := v.Repair(t.Context(), nil)
+		if err != nil || !report.Mended || len(report.Found) == 0 {
+			t.Errorf("from the beginning: %+v, %v", report, err)
+		}
+		f.must(errors.Join(v.Close(), other.Close()))
+	})
 }
 
 // TestRepairKilled: a process is killed while it repairs a vault and writes to it. The next one

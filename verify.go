@@ -117,7 +117,7 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 		return nil, errPosition
 	}
 
-	found := v.verification(opts.Most)
+	found := newVerification(v, opts.Most)
 	at, err := v.verifier().Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
 		if opts.Progress != nil {
 			opts.Progress(VerifyProgress{Records: at.Records, Found: found.count, Indexes: at.Kind == 0})
@@ -150,7 +150,7 @@ type verification struct {
 	count    int64
 }
 
-func (v *Vault) verification(most int) *verification {
+func newVerification(v *Vault, most int) *verification {
 	return &verification{vault: v, most: cmp.Or(max(0, most), 100), problems: map[verify.Problem]*Problem{}}
 }
 

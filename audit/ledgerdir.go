@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,9 +32,14 @@ import (
 // Several processes may use one folder. Each adds to files of its own, so no lock is needed, and a part
 // can be there twice. Files may be removed while it is in use, such as those from before the last
 // backup that would be restored; the folder of an account whose parts it has kept is an error when
-// it is gone, as after an unmount. Only the user of the vault may write below DIR.
+// it is gone, as after an unmount. Only the user of the vault may write below DIR: a folder that others
+// may write to takes no part, since they could remove its files. Where they may read it, a warning
+// is logged. [LedgerDir.Exports] takes any folder, as its parts are verified.
 type LedgerDir struct {
-	path string
+	Logger *slog.Logger // if nil, slog.Default; set it before the first call
+
+	path   string
+	warned sync.Once
 
 	mu   sync.Mutex
 	logs map[logOf]*ledgerLog
@@ -90,6 +96,27 @@ func (l *LedgerDir) folder(of logOf) string {
 	return filepath.Join(l.path, of.vault.String(), of.account.String())
 }
 
+// check returns an error if the folder is not there, or if others may write to it.
+func (l *LedgerDir) check() error {
+	info, err := os.Stat(l.path)
+	if err != nil || runtime.GOOS == "windows" {
+		return err
+	}
+	switch perm := info.Mode().Perm(); {
+	case perm&0o022 != 0:
+		return fmt.Errorf("audit: other users may write to the folder of the ledger (mode %#o): look for parts that are missing, and make it 0700", perm)
+	case perm&0o077 != 0:
+		l.warned.Do(func() {
+			log := l.Logger
+			if log == nil {
+				log = slog.Default()
+			}
+			log.Warn("the folder of the ledger is open to other users: set its mode to 0700", "path", l.path)
+		})
+	}
+	return nil
+}
+
 // Append implements [Ledger].
 func (l *LedgerDir) Append(ctx context.Context, p *Part) error {
 	if !wholePart(p.Export) {
@@ -113,7 +140,11 @@ func (l *LedgerDir) Append(ctx context.Context, p *Part) error {
 	if p.Last.Number <= log.last.Number {
 		return nil
 	}
-	err := errNoFile
+	err := l.check()
+	if err != nil {
+		return err
+	}
+	err = errNoFile
 	if log.file != "" && log.size < ledgerFileBytes {
 		err = log.add(p.Export)
 	}
@@ -169,7 +200,7 @@ func (g *ledgerLog) named(f *os.File) bool {
 // begin begins a file with a part.
 func (l *LedgerDir) begin(log *ledgerLog, of logOf, p *Part) error {
 	log.file = ""
-	if _, err := os.Stat(l.path); err != nil {
+	if err := l.check(); err != nil {
 		return err
 	}
 	folder := l.folder(of)
@@ -212,7 +243,7 @@ func syncDir(path string) error {
 // Last implements [Ledger]. It reads the ends of the account's files. The mark of a checkpoint that the
 // vault could not read is not in a part: the part comes again.
 func (l *LedgerDir) Last(ctx context.Context, vault, account uuid.UUID) (last Mark, err error) {
-	if _, err := os.Stat(l.path); err != nil {
+	if err := l.check(); err != nil {
 		return last, err
 	}
 

@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +30,50 @@ func TestLedgerDir(t *testing.T) {
 		Open:    func(testing.TB) audit.Ledger { return audit.NewLedgerDir(dir) },
 		Exports: audit.NewLedgerDir(dir).Exports,
 	})
+}
+
+// TestLedgerDirModes: a folder that others may write to takes no part, and says what to do. One that
+// they may read does, and is logged once.
+func TestLedgerDirModes(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("there are no modes")
+	}
+	for mode, want := range map[fs.FileMode]struct {
+		refused bool
+		lines   int
+	}{0o700: {}, 0o750: {lines: 1}, 0o701: {lines: 1}, 0o755: {lines: 1}, 0o770: {refused: true}, 0o702: {refused: true}, 0o777: {refused: true}} {
+		dir, c := t.TempDir(), newChain()
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		l := audit.NewLedgerDir(dir)
+		l.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		for range 2 {
+			err := l.Append(t.Context(), c.part(1))
+			if want.refused != (err != nil) || err != nil && !strings.Contains(err.Error(), "make it 0700") {
+				t.Errorf("mode %#o: %v", mode, err)
+			}
+			if _, err := l.Last(t.Context(), c.vault, c.account); want.refused != (err != nil) {
+				t.Errorf("mode %#o: Last: %v", mode, err)
+			}
+		}
+		if n := strings.Count(log.String(), "set its mode to 0700"); n != want.lines {
+			t.Errorf("mode %#o: %d warnings", mode, n)
+		}
+	}
+
+	dir, c := t.TempDir(), newChain()
+	l := audit.NewLedgerDir(dir)
+	if err := errors.Join(l.Append(t.Context(), c.part(1)), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Append(t.Context(), c.part(1)); err == nil {
+		t.Error("a folder that was opened to others takes a part")
+	}
+	if all, err := l.Exports(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("its exports: %d, %v", len(all), err)
+	}
 }
 
 // A chain is the log of an account that a test writes.

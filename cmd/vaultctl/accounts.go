@@ -212,7 +212,10 @@ func (c *cli) merchants() *cobra.Command {
 			return err
 		}
 		c.note("Payment secret %s, used from %s on. It is shown only here.", s.KeyID, date(s.ActivateAt))
-		return c.show(object{"merchant_id": id, "key_id": s.KeyID, "activate_at": s.ActivateAt, "secret": s.Secret.Text()}, s.Secret.Text()+"\n")
+		if err := c.show(object{"merchant_id": id, "key_id": s.KeyID, "activate_at": s.ActivateAt, "secret": s.Secret.Text()}, s.Secret.Text()+"\n"); err != nil { // it is lost
+			return errors.Join(err, v.RevokePaymentSecret(context.WithoutCancel(ctx), account, id, s.KeyID))
+		}
+		return nil
 	})
 	return group("merchants", "Make and list merchants, and their payment secrets", create, all, rotate)
 }

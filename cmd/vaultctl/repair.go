@@ -18,7 +18,7 @@ func (c *cli) repair() *cobra.Command {
 		Short: "Make damaged indexes anew from the records",
 		Long: "Repair looks for damage as verify does. If an index does not agree with the records, it makes the indexes anew from these: lists, totals, due times and lookups. It changes no record.\n\n" +
 			"Damaged records stay as they are and are named, with the remedy. The exit status is 3 then, and also if an index entry led to no record: that record may have been lost.\n\n" +
-			"If it is interrupted, it prints a report and a position. With --position another repair goes on there. Nothing is lost if it is killed.\n\n" +
+			"If it is interrupted, it prints a report and a position. With --position another repair goes on there, within 24 hours: what lies before is not looked at again. Nothing is lost if it is killed.\n\n" +
 			"Back up first if the vault can be backed up. The audit log has the repair, unless it is damaged too.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +33,7 @@ func (c *cli) repair() *cobra.Command {
 				p.end()
 				switch {
 				case len(cardvault.FieldErrors(err)) > 0:
-					return misuseError{errors.New("--position must be a position that repair has printed")}
+					return misuseError{errors.New("--position must be a position that repair has printed for this vault in the last 24 hours: without it, repair begins anew")}
 				case r == nil:
 					return err
 				}

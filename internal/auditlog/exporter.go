@@ -123,6 +123,13 @@ func (x *exporter) export(account uuid.UUID) (last uint64, err error) {
 		if last, err = x.ask(ctx, rows); err != nil {
 			return 0, err
 		}
+		// A program without Run, such as vaultctl, may be the first with a ledger: of accounts that it
+		// does not touch, the ledger would have nothing.
+		if last == 0 && account == uuid.Nil {
+			if err := x.look(ctx); err != nil {
+				return 0, fmt.Errorf("%w: %w", errOfLog, err)
+			}
+		}
 	}
 
 	p, err := x.part(ctx, rows, last)

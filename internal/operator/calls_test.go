@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -189,18 +190,76 @@ func (deaf) Write([]byte) (int, error) { return 0, errors.New("nobody reads") }
 
 func (d deaf) Unwrap() http.ResponseWriter { return d.ResponseWriter }
 
-// TestKeyWithoutReader: a key whose text does not reach the client is revoked, since nobody has it.
-func TestKeyWithoutReader(t *testing.T) {
-	v := vaulttest.New(t)
-	h := operator.NewHandler(operator.Local{Vault: v}, slog.New(slog.DiscardHandler))
+// TestSecretWithoutReader: an API key or a payment secret whose text does not reach the client is
+// revoked, since nobody has it: the answer cannot be written, or the client dies before it has read it.
+func TestSecretWithoutReader(t *testing.T) {
+	v := operator.Local{Vault: vaulttest.New(t)}
+	h := operator.NewHandler(v, slog.New(slog.DiscardHandler))
+	merchants, err := v.Merchants(t.Context(), uuid.Nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shop := merchants[0].ID
+	kept, err := v.RotatePaymentSecret(t.Context(), uuid.Nil, shop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unchanged := func(what string) {
+		t.Helper()
+		if all, err := v.APIKeys(t.Context(), uuid.Nil); err != nil || len(all) > 0 {
+			t.Errorf("%s: keys %+v, %v", what, all, err)
+		}
+		if all, err := v.Merchants(t.Context(), uuid.Nil); err != nil || len(all[0].Secrets) != 1 || all[0].Secrets[0].KeyID != kept.KeyID {
+			t.Errorf("%s: merchants %+v, %v", what, all, err)
+		}
+	}
+
 	c := wired(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(deaf{w}, r) }))
 	if k, err := c.CreateAPIKey(t.Context(), uuid.Nil, "lost", cardvault.AllScopes(), nil); err == nil {
 		t.Errorf("key %v without an answer", k.ID)
 	}
-	if all, err := (operator.Local{Vault: v}).APIKeys(t.Context(), uuid.Nil); err != nil || len(all) > 0 {
-		t.Errorf("keys %+v, %v", all, err)
+	if s, err := c.RotatePaymentSecret(t.Context(), uuid.Nil, shop); err == nil {
+		t.Errorf("secret %v without an answer", s.KeyID)
 	}
+	unchanged("not written")
+
+	for _, call := range []string{
+		`{"Call":"create-key","Confirm":true,"Name":"lost","Key":{"Scopes":["tokens:read"]}}`,
+		fmt.Sprintf(`{"Call":"rotate-secret","Confirm":true,"ID":"%v"}`, shop),
+		fmt.Sprintf(`{"Call":"rotate-secret","ID":"%v"}`, shop),
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(dead{w}, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(call)))
+		if !bytes.Contains(w.Body.Bytes(), []byte(`"Text":"`)) {
+			t.Errorf("%s is answered %q", call, w.Body)
+		}
+		unchanged(call)
+	}
+
+	c = wired(t, h)
+	k, err := c.CreateAPIKey(t.Context(), uuid.Nil, "taken", cardvault.AllScopes(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.RotatePaymentSecret(t.Context(), uuid.Nil, shop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := v.Merchants(t.Context(), uuid.Nil); err != nil || len(all[0].Secrets) != 2 || all[0].Secrets[1].KeyID != s.KeyID {
+		t.Errorf("merchants %+v, %v", all, err)
+	}
+	if err := errors.Join(c.RevokePaymentSecret(t.Context(), uuid.Nil, shop, s.KeyID), c.DeleteAPIKey(t.Context(), uuid.Nil, k.ID)); err != nil {
+		t.Error(err)
+	}
+	unchanged("revoked")
 }
+
+// A dead client takes what is written to it, and sends no more.
+type dead struct{ *httptest.ResponseRecorder }
+
+func (dead) EnableFullDuplex() error          { return nil }
+func (dead) SetReadDeadline(time.Time) error  { return nil }
+func (dead) SetWriteDeadline(time.Time) error { return nil }
 
 // TestIncrement: the server reads the manifest of the base at the client, piece by piece, and writes
 // the manifest of the backup there.

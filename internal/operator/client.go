@@ -72,13 +72,8 @@ type reply struct {
 	data     io.Writer
 	manifest io.Writer
 	progress func([]byte) error
-	base     *pieces
-}
-
-// pieces are of the manifest of a base, which the server asks for.
-type pieces struct {
-	from io.ReadSeeker
-	to   *io.PipeWriter // the body of the request
+	base     io.ReadSeeker  // the manifest, of which the server asks for pieces
+	body     *io.PipeWriter // of the request, behind its arguments
 }
 
 var errSilent = errors.New("it has said nothing for too long")
@@ -93,10 +88,10 @@ func (c *Client) call(ctx context.Context, r *request, to reply) error {
 		return errors.New("the arguments are too long")
 	}
 	var body io.Reader = bytes.NewReader(text)
-	if to.base != nil {
+	if to.base != nil || r.Confirm {
 		var more *io.PipeReader
-		more, to.base.to = io.Pipe()
-		defer to.base.to.Close()
+		more, to.body = io.Pipe()
+		defer to.body.Close()
 		body = struct {
 			io.Reader
 			io.Closer // of http: a piece waits for no server that has gone
@@ -139,6 +134,11 @@ func (c *Client) call(ctx context.Context, r *request, to reply) error {
 		if err := to.take(kind, content); err != nil {
 			return err
 		}
+		if kind == frameResult && r.Confirm {
+			if err := writeFrame(to.body, frameTaken, nil); err != nil {
+				return fmt.Errorf("the server: %w", err)
+			}
+		}
 		ended = ended || kind == frameResult
 		alarm.Reset(silence)
 	}
@@ -154,7 +154,7 @@ func (to reply) take(kind byte, content []byte) error {
 		_, err := to.manifest.Write(content)
 		return err
 	case kind == frameWant && to.base != nil:
-		return to.base.send(content)
+		return to.send(content)
 	case kind == frameProgress && to.progress != nil:
 		return to.progress(content)
 	case kind == frameResult && to.result != nil:
@@ -171,19 +171,19 @@ func (to reply) take(kind byte, content []byte) error {
 }
 
 // send sends the piece from an offset on.
-func (p *pieces) send(offset []byte) error {
+func (to reply) send(offset []byte) error {
 	if len(offset) != 8 {
 		return errors.New("the server asks for no piece of the manifest")
 	}
-	if _, err := p.from.Seek(int64(binary.BigEndian.Uint64(offset)), io.SeekStart); err != nil {
+	if _, err := to.base.Seek(int64(binary.BigEndian.Uint64(offset)), io.SeekStart); err != nil {
 		return err
 	}
 	piece := make([]byte, pieceBytes)
-	n, err := io.ReadFull(p.from, piece)
+	n, err := io.ReadFull(to.base, piece)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return err
 	}
-	return writeFrame(p.to, framePiece, piece[:n])
+	return writeFrame(to.body, framePiece, piece[:n])
 }
 
 // reported returns a function that passes on progress.
@@ -226,7 +226,7 @@ func (c *Client) Backup(ctx context.Context, w io.Writer, opts *cardvault.Backup
 	req := &request{Call: "backup", Increment: opts.Since != nil, Manifest: opts.Manifest != nil}
 	to := reply{result: &r, data: w, manifest: opts.Manifest, progress: reported(opts.Progress)}
 	if req.Increment {
-		to.base = &pieces{from: opts.Since}
+		to.base = opts.Since
 	}
 	err = c.call(ctx, req, to)
 	return r, err
@@ -309,7 +309,7 @@ func (c *Client) CreateMerchant(ctx context.Context, account uuid.UUID, name str
 // RotatePaymentSecret is [cardvault.Vault.RotatePaymentSecret] of an account.
 func (c *Client) RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error) {
 	var made madeSecret
-	if err := c.call(ctx, &request{Call: "rotate-secret", Account: account, ID: merchant}, reply{result: &made}); err != nil {
+	if err := c.call(ctx, &request{Call: "rotate-secret", Account: account, ID: merchant, Confirm: true}, reply{result: &made}); err != nil {
 		return nil, err
 	}
 	if made.Secret == nil {
@@ -319,13 +319,18 @@ func (c *Client) RotatePaymentSecret(ctx context.Context, account, merchant uuid
 	return made.Secret, nil
 }
 
+// RevokePaymentSecret is [cardvault.Vault.RevokePaymentSecret] of an account.
+func (c *Client) RevokePaymentSecret(ctx context.Context, account, merchant uuid.UUID, keyID string) error {
+	return c.call(ctx, &request{Call: "revoke-secret", Account: account, ID: merchant, KeyID: keyID}, reply{})
+}
+
 // CreateAPIKey is [cardvault.Vault.CreateAPIKey] of an account.
 func (c *Client) CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error) {
 	if opts == nil {
 		opts = new(cardvault.APIKeyOptions)
 	}
 	var made madeKey
-	if err := c.call(ctx, &request{Call: "create-key", Account: account, Name: label, Key: &newKey{scopes, *opts}}, reply{result: &made}); err != nil {
+	if err := c.call(ctx, &request{Call: "create-key", Account: account, Name: label, Key: &newKey{scopes, *opts}, Confirm: true}, reply{result: &made}); err != nil {
 		return nil, err
 	}
 	if made.Key == nil {

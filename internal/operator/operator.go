@@ -8,10 +8,12 @@
 // A call is one HTTP/1.1 request. Its answer is a stream of frames: data of a backup, progress, a
 // result, an error. An answer without a result or an error was cut off. A server that has nothing to
 // say sends a sign of life every ten seconds. It asks for the manifest of an increment piece by piece,
-// and the pieces follow the request on their way to the server.
+// and the pieces follow the request on their way to the server. So does the word of a client that it
+// has a new API key or payment secret: without it the secret is revoked again.
 package operator
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -72,6 +74,7 @@ const (
 	frameManifest = 'm' // data of the manifest of a backup
 	frameWant     = 'w' // the server wants a piece of the manifest of the base, from an offset on
 	framePiece    = 'b' // which the client sends; without content at the end of the manifest
+	frameTaken    = 't' // the client has the result, which it sends for a secret
 )
 
 const (
@@ -84,6 +87,7 @@ const (
 	aliveEvery = 10 * time.Second
 	silence    = time.Minute      // of a server, after which a client gives up
 	pieceTime  = time.Minute      // for a piece of a manifest
+	takenTime  = 10 * time.Second // for a client to say that it has a secret
 	writeTime  = 10 * time.Minute // for a frame: who reads a backup may be slow
 )
 
@@ -137,6 +141,20 @@ type madeSecret struct {
 	Text   string
 }
 
+// A handed result has a secret that is shown once. It is withdrawn if the client does not say that it
+// has the secret.
+type handed interface {
+	withdraw(ctx context.Context, v Vault, r *request) error
+}
+
+func (k *madeKey) withdraw(ctx context.Context, v Vault, r *request) error {
+	return v.DeleteAPIKey(ctx, r.Account, k.Key.ID)
+}
+
+func (s *madeSecret) withdraw(ctx context.Context, v Vault, r *request) error {
+	return v.RevokePaymentSecret(ctx, r.Account, r.ID, s.Secret.KeyID)
+}
+
 // A request names a call, and has its arguments.
 type request struct {
 	Call    string
@@ -153,6 +171,9 @@ type request struct {
 	// Increment says that the client has the manifest of the base, and Manifest that it takes the
 	// manifest of the backup.
 	Increment, Manifest bool `json:",omitempty"`
+
+	Confirm bool   `json:",omitempty"` // the client says when it has the result
+	KeyID   string `json:",omitempty"` // of a payment secret
 }
 
 // sentinels are the errors that keep their identity.

@@ -106,7 +106,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	h.log.Info("call of an operator", "call", req.Call)
 	a := &answer{w: w, control: http.NewResponseController(w), body: io.MultiReader(d.Buffered(), r.Body)}
-	if req.Increment {
+	if req.Increment || req.Confirm {
 		err = a.control.EnableFullDuplex()
 	}
 	if err == nil {
@@ -147,10 +147,27 @@ func (a *answer) answers(ctx context.Context, call method, v Vault, req *request
 	if failed == nil {
 		failed = a.frame(frameResult, text)
 	}
-	if made, ok := result.(*madeKey); ok && failed != nil { // its text is lost
-		failed = errors.Join(failed, v.DeleteAPIKey(context.WithoutCancel(ctx), req.Account, made.Key.ID))
+	if secret, ok := result.(handed); ok {
+		if failed == nil {
+			failed = a.taken()
+		}
+		if failed != nil { // the secret is lost
+			failed = errors.Join(failed, secret.withdraw(context.WithoutCancel(ctx), v, req))
+		}
 	}
 	return errors.Join(err, failed)
+}
+
+// taken waits until the client says that it has the result.
+func (a *answer) taken() error {
+	if err := a.control.SetReadDeadline(time.Now().Add(takenTime)); err != nil {
+		return err
+	}
+	kind, _, err := readFrame(a.body)
+	if err == nil && kind != frameTaken {
+		err = errors.New("the client has not said that it has the result")
+	}
+	return err
 }
 
 // lives sends signs of life until over is closed.
@@ -340,6 +357,9 @@ var calls = map[string]method{
 			return nil, err
 		}
 		return &madeSecret{s, s.Secret.Text()}, nil
+	},
+	"revoke-secret": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return nil, v.RevokePaymentSecret(ctx, r.Account, r.ID, r.KeyID)
 	},
 	"create-key": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		if r.Key == nil {

@@ -37,6 +37,7 @@ type Vault interface {
 	Merchants(ctx context.Context, account uuid.UUID) ([]*cardvault.Merchant, error)
 	APIKeys(ctx context.Context, account uuid.UUID) ([]*cardvault.APIKey, error)
 
+	RevokePaymentSecret(ctx context.Context, account, merchant uuid.UUID, keyID string) error
 	CreateMerchant(ctx context.Context, account uuid.UUID, name string) (*cardvault.Merchant, error)
 	RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error)
 	CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error)
@@ -107,6 +108,11 @@ func (l Local) CreateMerchant(ctx context.Context, account uuid.UUID, name strin
 // RotatePaymentSecret implements Vault.
 func (l Local) RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error) {
 	return l.of(account).RotatePaymentSecret(ctx, merchant, nil)
+}
+
+// RevokePaymentSecret implements Vault.
+func (l Local) RevokePaymentSecret(ctx context.Context, account, merchant uuid.UUID, keyID string) error {
+	return l.of(account).RevokePaymentSecret(ctx, merchant, keyID)
 }
 
 // APIKeys implements Vault.

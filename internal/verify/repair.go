@@ -1,14 +1,17 @@
 package verify
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
 )
 
 // A Stage is a part of a repair.
@@ -22,22 +25,31 @@ const (
 	Repaired
 )
 
+// PlaceLasts is how long after it was marked a RepairPlace can be gone on from. What lies before it
+// is not looked at once more, and may have been damaged since.
+const PlaceLasts = 24 * time.Hour
+
 // A RepairPlace marks the progress of a repair.
 type RepairPlace struct {
+	Vault uuid.UUID
 	Stage Stage
 	Found bool   // damage of an index, when Looking
 	At    *Place // when looking; its Records are those of this call
 	mend  []byte // of store.Repairer, when Mending
 }
 
-const repairFormat = 2
+const (
+	repairFormat = 3
+	repairHead   = 3 + 16 + 8 // format, stage, Found, Vault, and when the place was marked
+)
 
 // String returns the place as text for [ParseRepairPlace], "" once all is done.
 func (p *RepairPlace) String() string {
 	if p.Stage == Repaired {
 		return ""
 	}
-	b := []byte{repairFormat, byte(p.Stage), 0}
+	b := append([]byte{repairFormat, byte(p.Stage), 0}, p.Vault[:]...)
+	b = binary.BigEndian.AppendUint64(b, uint64(time.Now().Unix()))
 	if p.Found {
 		b[2] = 1
 	}
@@ -47,22 +59,27 @@ func (p *RepairPlace) String() string {
 	return base64.RawURLEncoding.EncodeToString(b) + "." + p.At.String()
 }
 
-// ParseRepairPlace reads the text of a place. "" is the beginning.
-func ParseRepairPlace(text string) (*RepairPlace, error) {
-	p := &RepairPlace{At: new(Place)}
+// ParseRepairPlace reads the text of a place in a vault. "" is the beginning.
+func ParseRepairPlace(text string, vault uuid.UUID) (*RepairPlace, error) {
+	p := &RepairPlace{Vault: vault}
 	if text == "" {
-		p.At = nil
 		return p, nil
 	}
 
 	head, at, _ := strings.Cut(text, ".")
 	b, err := base64.RawURLEncoding.DecodeString(head)
-	if err != nil || len(b) < 3 || len(b) > maxPlace || b[0] != repairFormat || b[1] >= byte(Repaired) || b[2] > 1 {
+	if err != nil || len(b) < repairHead || len(b) > maxPlace || b[0] != repairFormat || b[1] >= byte(Repaired) || b[2] > 1 {
 		return nil, ErrPlace
 	}
+	age := time.Since(time.Unix(int64(binary.BigEndian.Uint64(b[repairHead-8:])), 0))
+	if !bytes.Equal(b[3:][:16], vault[:]) || age > PlaceLasts || age < -PlaceLasts { // the clock may have stepped back
+		return nil, ErrPlace
+	}
+
 	p.Stage, p.Found = Stage(b[1]), b[2] == 1
 	if p.Stage == Mending {
-		if p.mend = b[3:]; len(p.mend) == 0 {
+		p.At = new(Place)
+		if p.mend = b[repairHead:]; len(p.mend) == 0 {
 			p.mend = nil
 		}
 		if at != "" {
@@ -70,7 +87,7 @@ func ParseRepairPlace(text string) (*RepairPlace, error) {
 		}
 		return p, nil
 	}
-	if p.At, err = ParsePlace(at); p.At == nil || len(b) > 3 || p.Stage == Again && p.At.Kind != 0 {
+	if p.At, err = ParsePlace(at); p.At == nil || len(b) > repairHead || p.Stage == Again && p.At.Kind != 0 {
 		return nil, ErrPlace
 	}
 	return p, err

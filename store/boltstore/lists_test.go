@@ -46,6 +46,7 @@ func TestForeignRow(t *testing.T) {
 	}
 	list, live := query(store.Query{}), query(store.Query{Live: good.Due.Add(-time.Microsecond)})
 	shared := query(store.Query{Lookup: good.Lookup[0]})
+	hashed := query(store.Query{Lookup: good.Lookup[0], Live: good.Due.Add(-time.Microsecond), Classes: classesOf(good.Class)})
 	for _, test := range []struct {
 		name   string
 		read   func() error
@@ -55,6 +56,11 @@ func TestForeignRow(t *testing.T) {
 		{"list, no parent", list, func(r *store.Record) { r.Parent = uuid.Nil }},
 		{"list, another class", list, func(r *store.Record) { r.Class = 2 }},
 		{"list of live records, due earlier", live, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
+		{"list by a hash, another parent", shared, func(r *store.Record) { r.Parent = number(3) }},
+		{"list by a hash, no parent", shared, func(r *store.Record) { r.Parent = uuid.Nil }},
+		{"list by a hash and class, another class", hashed, func(r *store.Record) { r.Class ^= 1 << 6 }},
+		{"list by a hash and class, no class", hashed, func(r *store.Record) { r.Class = 0 }},
+		{"list by a hash of live records, due earlier", hashed, func(r *store.Record) { r.Due = r.Due.Add(-time.Microsecond) }},
 	} {
 		if err := test.read(); err != nil || got.Records[0].Version != 1 {
 			t.Fatalf("%s: %v", test.name, err)
@@ -67,6 +73,16 @@ func TestForeignRow(t *testing.T) {
 			t.Errorf("%s: %+v, %v", test.name, got, err)
 		}
 		replace(good)
+	}
+
+	lapsed := query(store.Query{Lookup: good.Lookup[0], Live: good.Due})
+	for what, read := range map[string]func() error{
+		"lapsed":           lapsed,
+		"of another class": query(store.Query{Lookup: good.Lookup[0], Classes: classesOf(good.Class + 1)}),
+	} {
+		if err := read(); err != nil || got.Total != 0 || len(got.Records) > 0 {
+			t.Errorf("list by a hash of a record that is %s: %+v, %v", what, got, err)
+		}
 	}
 
 	bare := &store.Record{Kind: good.Kind, ID: good.ID, Account: good.Account, Parent: good.Parent}
@@ -87,6 +103,12 @@ func TestForeignRow(t *testing.T) {
 		}
 		replace(good)
 	}
+}
+
+// classesOf returns the set of one class.
+func classesOf(class uint8) (set store.Classes) {
+	set.Add(class)
+	return set
 }
 
 // After its first blocks are removed, a node begins before the first block that is left.

@@ -383,6 +383,7 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 
 	var ids []uuid.UUID
 	rows := r.rowsOf(q.Kind, false)
+	hides := r.hiding(q)
 	r.eachLookup(q.Kind, q.Lookup, func(key []byte) bool {
 		id := uuid.UUID(key)
 		if compareIDs(id, q.Min) < 0 || q.Max != uuid.Nil && compareIDs(id, q.Max) > 0 {
@@ -398,8 +399,10 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 			ids = append(ids, id)
 			return true
 		}
-		if keyOfList(q.Kind, found.account, found.parent) == keyOfList(q.Kind, q.Account, q.Parent) &&
-			wanted(&q.Classes, found.class) && !found.lapsed(q) {
+		if found.selected(q) {
+			ids = append(ids, id)
+		} else if hides(id, &found) {
+			r.pass(lostRow{q.Kind, store.IndexLookup})
 			ids = append(ids, id)
 		}
 		return true
@@ -417,12 +420,48 @@ func (r *reader) listLookup(q *store.Query) *store.List {
 	for _, id := range ids[:max(0, min(q.Limit, len(ids)))] {
 		found, err := rows.read(id[:])
 		rec := &store.Record{Kind: q.Kind, ID: id, Account: q.Account, Parent: q.Parent}
-		if err == nil && found.hasLookup(q.Lookup) {
+		switch {
+		case err != nil || !found.hasLookup(q.Lookup):
+		case found.selected(q):
 			rec = found.record(q.Kind, id, false)
+		default:
+			rec.Account, rec.Parent = found.account, found.parent
 		}
 		list.Records = append(list.Records, rec)
 	}
 	return list
+}
+
+// selected reports whether a row that has the hash of a query says that the query selects it.
+func (r *row) selected(q *store.Query) bool {
+	return keyOfList(q.Kind, r.account, r.parent) == keyOfList(q.Kind, q.Account, q.Parent) && wanted(&q.Classes, r.class) && !r.lapsed(q)
+}
+
+// hiding returns a function that reports whether a row is damaged which a query by hash does not
+// select: a list has it as one to select, or it says that it has lapsed and no entry says so.
+func (r *reader) hiding(q *store.Query) func(id uuid.UUID, found *row) bool {
+	var lists lister
+	list := keyOfList(q.Kind, q.Account, q.Parent)
+	return func(id uuid.UUID, found *row) (hidden bool) {
+		if lists.nodes == nil {
+			if r.lister != nil {
+				r.lister.flush()
+			}
+			lists.begin(r.tx.Bucket, r.fanout, nil)
+		}
+
+		err := guarded(func() error {
+			class, listed := lists.classOf(list, id)
+			hidden = listed && wanted(&q.Classes, class)
+			if hidden && found.lapsed(q) {
+				key, value := keyOfDue(q.Kind, found.due, id), list
+				value[17] = class
+				hidden = !bytes.Equal(bucket(r.tx, dueBucket).Get(key[:]), value[:])
+			}
+			return nil
+		})
+		return hidden || err != nil
+	}
 }
 
 func (r *reader) Lookup(kind store.Kind, hash []byte, limit int) (recs []*store.Record, err error) {

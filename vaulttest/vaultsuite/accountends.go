@@ -32,7 +32,7 @@ func accountFrozen(t *testing.T, s store.Store) {
 	keyID, merchant := key.ID, must(a.PrimaryMerchant(ctx))(t).ID
 	right := map[string]uuid.UUID{
 		"Tokenize": session.ID.UUID(), "DeleteAPIKey": keyID, "CreateAPIKey": keyID,
-		"RotatePaymentSecret": merchant, "RevokePreviousPaymentSecret": merchant,
+		"RotatePaymentSecret": merchant, "RevokePreviousPaymentSecret": merchant, "RevokePaymentSecret": merchant,
 	}
 	calls := callsByID(ctx)
 	delete(calls, "In")

@@ -104,7 +104,7 @@ func isolation(t *testing.T, s store.Store) {
 	calls := callsByID(ctx)
 	own := map[string][]string{ // the calls for which an id of a kind is right
 		"token": {"Get", "Delete", "Update"}, "session": {"Tokenize"}, "key": {"DeleteAPIKey", "CreateAPIKey"},
-		"merchant": {"RotatePaymentSecret", "RevokePreviousPaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
+		"merchant": {"RotatePaymentSecret", "RevokePreviousPaymentSecret", "RevokePaymentSecret"}, "account": {"In"}, "none": nil, "zero": nil,
 	}
 
 	for kind, id := range map[string]uuid.UUID{
@@ -167,6 +167,7 @@ func callsByID(ctx context.Context) map[string]func(v *cardvault.Vault, id uuid.
 		"RevokePreviousPaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error {
 			return v.RevokePreviousPaymentSecret(ctx, id)
 		},
+		"RevokePaymentSecret": func(v *cardvault.Vault, id uuid.UUID) error { return v.RevokePaymentSecret(ctx, id, "") },
 		"In": func(v *cardvault.Vault, id uuid.UUID) error {
 			_, err := v.In(id).Import(ctx, testCard(2), nil)
 			return err

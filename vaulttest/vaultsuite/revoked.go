@@ -57,6 +57,18 @@ func paymentSecretRevoked(t *testing.T, s store.Store) {
 	if got := must(a.Merchant(ctx, shop))(t).Secrets; len(got) != 1 || got[0].ActivateAt.After(time.Now()) {
 		t.Errorf("%d secrets after the others were revoked", len(got))
 	}
+
+	// A secret is taken away whose text was lost: the one that waits, and then the only one.
+	last := must(a.Merchant(ctx, shop))(t).Secrets[0].KeyID
+	waiting := must(a.RotatePaymentSecret(ctx, shop, nil))(t)
+	noError(t, b.RevokePaymentSecret(ctx, shop, waiting.KeyID))
+	noError(t, b.RevokePaymentSecret(ctx, shop, waiting.KeyID)) // it has been taken away
+	pays(t, pay(t, a, token), third)
+	noError(t, b.RevokePaymentSecret(ctx, shop, last))
+	withheld(t, a, token)
+	if got := must(a.Merchant(ctx, shop))(t).Secrets; len(got) != 0 {
+		t.Errorf("%d secrets are left", len(got))
+	}
 	refuses(t, "both times", errorOf(a.RotatePaymentSecret(ctx, shop, &cardvault.PaymentSecretOptions{RevokePrevious: true, ActivateAt: time.Now()})), "ActivateAt depends_on")
 }
 

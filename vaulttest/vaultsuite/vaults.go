@@ -154,6 +154,9 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"RevokePreviousPaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
 			return v.RevokePreviousPaymentSecret(ctx, merchant.ID)
 		},
+		"RevokePaymentSecret": func(ctx context.Context, v *cardvault.Vault) error {
+			return v.RevokePaymentSecret(ctx, merchant.ID, "")
+		},
 		"CreateAPIKey": func(ctx context.Context, v *cardvault.Vault) error {
 			_, err := v.CreateAPIKey(ctx, canary, cardvault.AllScopes(), nil)
 			return err
