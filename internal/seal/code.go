@@ -3,6 +3,7 @@ package seal
 import (
 	"crypto/cipher"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 
 	"github.com/cardvault/cardvault/internal/erase"
@@ -83,7 +84,12 @@ func (b *Box) OpenCode(key *CodeKey, account, token uuid.UUID, sealed []byte) (p
 
 func (key *CodeKey) aead(vault, account, token uuid.UUID, salt []byte) cipher.AEAD {
 	// The first and only block of HKDF-Expand.
-	derived := key.prf.sum([]byte("cardvault 1 security code\x00"), vault[:], account[:], token[:], salt, []byte{1})
+	var derived [sha256.Size]byte
+	key.prf.into(&derived, func(h *hasher) {
+		for _, part := range [][]byte{[]byte("cardvault 1 security code\x00"), vault[:], account[:], token[:], salt, {1}} {
+			h.Write(part)
+		}
+	})
 	aead, err := cipher.NewGCMWithRandomNonce(newAES(derived[:]))
 	clear(derived[:])
 	if err != nil {

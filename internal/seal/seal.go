@@ -457,14 +457,19 @@ func (m *keyedMAC) labelled(label string, value []byte) [sha256.Size]byte {
 
 // compute returns the MAC of the bytes that write writes.
 func (m *keyedMAC) compute(write func(*hasher)) (sum [sha256.Size]byte) {
+	m.into(&sum, write)
+	return sum
+}
+
+// into is compute for a key, of which it leaves no copy.
+func (m *keyedMAC) into(sum *[sha256.Size]byte, write func(*hasher)) {
 	h := m.pool.Get().(*hasher)
 	defer m.pool.Put(h)
 	erase.Do(func() {
 		write(h)
 		h.Sum(h.sum[:0])
-		sum = h.sum
+		*sum = h.sum
 		h.Reset() // leaves no data behind in the pool
-		h.sum = [sha256.Size]byte{}
+		clear(h.sum[:])
 	})
-	return sum
 }
