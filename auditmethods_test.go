@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -29,12 +30,41 @@ var unrecorded = map[string]string{
 	"AuditPublicKeys": "returns keys that are public",
 }
 
-// TestAuditMethods: every method of a vault that can fail has a record, whether it is refused
+// succeeding returns arguments with which methods succeed, behind their context. Others are called
+// without any, and most of them are refused.
+func (a *audited) succeeding() map[string][]any {
+	a.t.Helper()
+	ctx := a.t.Context()
+	token, gone := a.importCard().ID, a.importCard().ID
+	session, err := a.CreateSession(ctx, nil)
+	noErr(a.t, err)
+	merchant, err := a.PrimaryMerchant(ctx)
+	noErr(a.t, err)
+	secret, err := a.RotatePaymentSecret(ctx, merchant.ID, nil)
+	noErr(a.t, err)
+	key, err := a.CreateAPIKey(ctx, "key", cardvault.AllScopes(), nil)
+	noErr(a.t, err)
+	used := func(context.Context, *cardvault.UsedCard) error { return nil }
+	approved := cardvault.AccountUpdate{ImportApproved: new(true)}
+	return map[string][]any{
+		"APIKey": {key.ID}, "CreateAPIKey": {"other", cardvault.AllScopes()}, "DeleteAPIKey": {key.ID},
+		"Account": {}, "CreateAccount": {"second"}, "ListAccounts": {}, "UpdateAccount": {approved},
+		"CreateMerchant": {"shop"}, "EnsureMerchant": {"till"}, "ListMerchants": {}, "Merchant": {merchant.ID}, "PrimaryMerchant": {},
+		"RotatePaymentSecret": {merchant.ID}, "RevokePaymentSecret": {merchant.ID, secret.KeyID},
+		"CreateSession": {}, "Session": {session.ID}, "SessionStatus": {session.ID}, "Tokenize": {session.ID, a.card()},
+		"Delete": {gone}, "Get": {token}, "Import": {a.card()}, "List": {}, "ListPaymentData": {token}, "RefreshSession": {token},
+		"SecurityCodeStatus": {token}, "Update": {token, cardvault.TokenUpdate{BusinessKey: new("order")}}, "Use": {token, "test", used},
+		"Backup": {new(bytes.Buffer)}, "KeyReport": {}, "RotateKeys": {}, "Repair": {}, "Verify": {}, "ListAPIKeys": {}, "ListWebhooks": {},
+	}
+}
+
+// TestAuditMethods: every method of a vault that can fail has a record, whether it succeeds, is refused
 // or reads. A new method needs an entry in recordedCalls, or a reason here.
 func TestAuditMethods(t *testing.T) {
 	v := openAudited(t, memstore.New(), &cardvault.AuditOptions{Reads: true}, cardvault.Sandbox)
 	defer v.Close()
-	count := func() (n int) {
+	right, reached := v.succeeding(), map[string]bool{}
+	count := func() (n, successes int) {
 		for _, handle := range []*cardvault.Vault{v.Vault, v.In(uuid.Nil)} {
 			if err := handle.ExportAudit(t.Context(), new(bytes.Buffer), time.Time{}, time.Time{}); err != nil {
 				t.Fatal(err)
@@ -46,28 +76,48 @@ func TestAuditMethods(t *testing.T) {
 			for _, r := range page.Records {
 				if r.Operation != "audit.export" && r.Operation != "audit.read" {
 					n++
+					if r.Outcome == audit.Success {
+						successes++
+					}
 				}
 			}
 		}
-		return n
+		return n, successes
 	}
 
 	failure := reflect.TypeFor[error]()
 	of := reflect.ValueOf(v.Vault)
+	var names []string
 	for i := range of.NumMethod() {
-		name, method := of.Type().Method(i).Name, of.Method(i)
+		names = append(names, of.Type().Method(i).Name)
+	}
+	ends := func(name string) bool { return name == "CloseAccount" || name == "FreezeAccount" }
+	slices.SortStableFunc(names, func(a, b string) int { // the account is needed before
+		switch {
+		case ends(a) == ends(b):
+			return 0
+		case ends(a):
+			return 1
+		}
+		return -1
+	})
+	for _, name := range names {
+		method := of.MethodByName(name)
 		typ := method.Type()
 		fails := typ.NumOut() > 0 && (typ.Out(typ.NumOut()-1) == failure || typ.Out(0).CanSeq2())
 		if reason := unrecorded[name]; reason != "" || !fails || name == "AuditRecords" || name == "AllAuditRecords" {
 			continue
 		}
 
-		before := count()
+		before, successes := count()
+		given, succeeds := right[name]
 		var args []reflect.Value
 		for j := range typ.NumIn() {
 			arg := reflect.Zero(typ.In(j))
 			if typ.In(j) == reflect.TypeFor[context.Context]() {
 				arg = reflect.ValueOf(t.Context())
+			} else if len(given) > 0 {
+				arg, given = reflect.ValueOf(given[0]), given[1:]
 			}
 			args = append(args, arg)
 		}
@@ -79,8 +129,18 @@ func TestAuditMethods(t *testing.T) {
 			for range out[0].Seq2() {
 			}
 		}
-		if after := count(); after == before {
+		after, now := count()
+		if after == before {
 			t.Errorf("%s has no record in the audit log", name)
+		}
+		reached[name] = true
+		if err := out[len(out)-1]; succeeds && (!err.IsNil() || now == successes) {
+			t.Errorf("%s returned %v, with %d records of success", name, err, now-successes)
+		}
+	}
+	for name := range right {
+		if !reached[name] {
+			t.Errorf("%s is called without arguments, or is no method", name)
 		}
 	}
 	for name := range unrecorded {
