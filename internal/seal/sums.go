@@ -10,29 +10,64 @@ import (
 	"github.com/google/uuid"
 )
 
+// Sums are begun, then stand, and may end and begin again. Each is a step.
+const sumStates = 3
+
+// Summed reports whether each process writes sums with its changes. They may not yet be those of all
+// records: see SumsStand.
+func (k *Keys) Summed() bool { return k.SumSteps%sumStates != 0 }
+
+// SumsStand reports whether the sums are those of all records.
+func (k *Keys) SumsStand() bool { return k.SumSteps%sumStates == 2 }
+
+// SumBegins returns how often sums were begun.
+func (k *Keys) SumBegins() uint32 { return (k.SumSteps + 2) / sumStates }
+
+// NextSums returns a copy of k after the next step of sums.
+func (k *Keys) NextSums() *Keys {
+	next := k.after()
+	next.SumSteps++
+	return next
+}
+
+// WithoutSums returns a copy of k in which sums have ended.
+func (k *Keys) WithoutSums() *Keys {
+	next := k.after()
+	for next.Summed() {
+		next.SumSteps++
+	}
+	return next
+}
+
 // SumKeys make the elements of the sums of a vault, and seal sums. They derive from the id key,
 // which never changes: a sum needs no new elements when other keys are rotated.
 type SumKeys struct {
-	vault  uuid.UUID
-	secret []byte // from which the keys of rows derive
-	mac    cipher.Block
-	last   [16]byte // K1 of CMAC
+	mac func(*[elementSize]byte) [16]byte // CMAC
+	row func(id uuid.UUID) cipher.AEAD
 }
 
 // SumKeys returns the keys of sums.
 func (k *Keys) SumKeys() *SumKeys {
-	s := &SumKeys{
-		vault: k.Vault, secret: derive(k.IDs.key(), "sum rows", k.Vault, uuid.Nil),
-		mac: newAES(derive(k.IDs.key(), "sum elements", k.Vault, uuid.Nil)),
-	}
-
-	s.mac.Encrypt(s.last[:], s.last[:])
+	vault, secret := k.Vault, derive(k.IDs.key(), "sum rows", k.Vault, uuid.Nil)
+	block := newAES(derive(k.IDs.key(), "sum elements", k.Vault, uuid.Nil))
+	var last [16]byte // K1 of CMAC
+	block.Encrypt(last[:], last[:])
 	carry := byte(0)
-	for i := len(s.last) - 1; i >= 0; i-- {
-		s.last[i], carry = s.last[i]<<1|carry, s.last[i]>>7
+	for i := len(last) - 1; i >= 0; i-- {
+		last[i], carry = last[i]<<1|carry, last[i]>>7
 	}
-	s.last[15] ^= carry * 0x87
-	return s
+	last[15] ^= carry * 0x87
+
+	return &SumKeys{
+		mac: func(b *[elementSize]byte) [16]byte { return cmac(block, &last, b) },
+		row: func(id uuid.UUID) cipher.AEAD {
+			aead, err := cipher.NewGCMWithRandomNonce(newAES(derive(secret, "sum row", vault, id)))
+			if err != nil {
+				panic(err) // only for a block that is not AES
+			}
+			return aead
+		},
+	}
 }
 
 // elementSize is a multiple of the block size of AES: CMAC needs no padding then.
@@ -60,20 +95,20 @@ func (s *SumKeys) Element(r *store.Record) (element [16]byte) {
 	copy(b[48:], r.Account[:])
 	copy(b[64:80], r.Shown[max(0, len(r.Shown)-16):])
 	copy(b[80:], r.Secret[max(0, len(r.Secret)-16):])
-	return s.cmac(&b)
+	return s.mac(&b)
 }
 
-func (s *SumKeys) cmac(b *[elementSize]byte) (mac [16]byte) {
+func cmac(block cipher.Block, last *[16]byte, b *[elementSize]byte) (mac [16]byte) {
 	for at := 0; at < len(b); at += len(mac) {
 		for i := range mac {
 			mac[i] ^= b[at+i]
 		}
 		if at+len(mac) == len(b) {
 			for i := range mac {
-				mac[i] ^= s.last[i]
+				mac[i] ^= last[i]
 			}
 		}
-		s.mac.Encrypt(mac[:], mac[:])
+		block.Encrypt(mac[:], mac[:])
 	}
 	return mac
 }
@@ -84,11 +119,7 @@ const sumFormat = 0x53
 
 // SumRow returns the cipher of a row of sums.
 func (s *SumKeys) SumRow(kind store.Kind, id uuid.UUID) *SumRow {
-	aead, err := cipher.NewGCMWithRandomNonce(newAES(derive(s.secret, "sum row", s.vault, id)))
-	if err != nil {
-		panic(err) // only for a block that is not AES
-	}
-	return &SumRow{kind, id, aead}
+	return &SumRow{kind, id, s.row(id)}
 }
 
 // A SumRow seals and opens the versions of one row of sums, under a key of its own: so the number
