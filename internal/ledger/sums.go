@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -213,6 +214,21 @@ func newID() (id uuid.UUID) {
 	return id
 }
 
+// leftOf returns new records with the sums of some places, which this process writes no more.
+func (s *summing) leftOf(of sums.Set, places []sums.Place) (records []*store.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for part := range slices.Chunk(places, restPlaces) {
+		c := s.newChange()
+		for _, at := range part {
+			c.set[at] = of[at]
+		}
+		s.left[c.id] = true
+		records = append(records, c.next())
+	}
+	return records
+}
+
 // next returns the next version of the record.
 func (c *sumChange) next() *store.Record {
 	c.version++
@@ -315,12 +331,21 @@ var opSums = Adds("vault.sums")
 // errSumsChanged is returned when sums have changed since they were read.
 var errSumsChanged = fmt.Errorf("%w: sums have changed meanwhile", store.ErrConflict)
 
-// alterSums adds sums to the records of KindSum, and deletes records of sums that are in these or
-// cannot be read, in one transaction. It sets the beginning of the record of no account to next unless that is zero. The
-// present one must be was then, unless that is zero.
-func (l *Ledger) alterSums(ctx context.Context, add sums.Set, folded []*store.Record, was, next uuid.UUID) error {
+// A sumAlteration changes records of sums in one transaction.
+type sumAlteration struct {
+	add  sums.Set        // to the records of KindSum
+	gone []*store.Record // are deleted: they are added, or cannot be read
+	left []*store.Record // of KindSumChange, are new
+
+	// next, if set, is the beginning of the record of no account from then on. The present one must
+	// be was then, if that is set.
+	was, next uuid.UUID
+}
+
+// alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
+func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	accounts := map[uuid.UUID]sums.Set{uuid.Nil: {}}
-	for at, sum := range add {
+	for at, sum := range a.add {
 		if accounts[at.Account] == nil {
 			accounts[at.Account] = sums.Set{}
 		}
@@ -348,29 +373,32 @@ func (l *Ledger) alterSums(ctx context.Context, add sums.Set, folded []*store.Re
 		if r != nil {
 			is = l.sums.openSum(r)
 		}
-		if is.unread && next == uuid.Nil {
+		if is.unread && a.next == uuid.Nil {
 			return fmt.Errorf("%w: the sums of an account cannot be read", ErrDamaged)
 		}
 		is.set.AddAll(accounts[account])
 		records[account] = is
 	}
-	if top := records[uuid.Nil]; next != uuid.Nil {
-		if was != uuid.Nil && top.beginning != was {
+	if top := records[uuid.Nil]; a.next != uuid.Nil {
+		if a.was != uuid.Nil && top.beginning != a.was {
 			return errBegunAgain
 		}
-		top.beginning = next
+		top.beginning = a.next
 	}
 	for account, is := range records {
 		puts[account] = l.sums.nextSum(is)
 	}
 	return l.In(uuid.Nil).Update(store.Patient(ctx), opSums, func(tx store.Tx) error {
-		for _, r := range folded {
+		for _, r := range a.gone {
 			if r.Version != 0 {
 				if same, err := Same(tx, r); !same || err != nil {
 					return cmp.Or(err, errSumsChanged)
 				}
 			}
 			tx.Delete(r.Kind, r.ID)
+		}
+		for _, r := range a.left {
+			tx.Put(r)
 		}
 		for account, is := range records {
 			r, err := getOr(tx, KindSum, sumID(account))
@@ -404,19 +432,30 @@ func getOr(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error
 
 // Bounds of FoldSums.
 const (
-	foldPage     = 32              // records that are looked at in one transaction
-	foldAccounts = 200             // whose sums change in one transaction, about
-	foldAfter    = 2 * time.Minute // without a write, a record of another process is folded
+	foldPage     = 32               // records that are looked at in one transaction
+	foldRecords  = 1024             // that are folded together
+	foldAccounts = 1000             // of which they have sums, about
+	foldPart     = 200              // accounts whose sums change in one transaction
+	restPlaces   = 1500             // of a record with what is left of those: they fit into store.MaxRecord
+	foldPause    = 10 * time.Second // from the first full record: of more records less is written in all
+	foldAfter    = 2 * time.Minute  // without a write, a record of another process is folded
 )
 
 // FollowSums folds sums until ctx ends.
 func (l *Ledger) FollowSums(ctx context.Context) {
 	for {
+		pause := time.Duration(0)
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.sums.full:
+			pause = foldPause
 		case <-time.After(foldAfter / 4):
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 		if err := l.FoldSums(ctx); err != nil && ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
 			l.config.Log.Error("sums cannot be folded", "error", err)
@@ -439,7 +478,7 @@ func (l *Ledger) FoldSums(ctx context.Context) error {
 	}
 
 	l.sums.useKeys()
-	seen := map[uuid.UUID]bool{}
+	seen, f := map[uuid.UUID]bool{}, newFold()
 	for after := uuid.Nil; ; {
 		var page []*store.Record
 		err := l.View(ctx, func(tx store.ReadTx) (err error) {
@@ -449,53 +488,71 @@ func (l *Ledger) FoldSums(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		for _, r := range page {
+			after, seen[r.ID] = r.ID, true
+			if l.sums.rests(r) {
+				f.add(&l.sums, r)
+			}
+		}
+		if len(page) == 0 || len(f.ready) >= foldRecords || len(f.accounts) >= foldAccounts {
+			if err := f.write(ctx, l); err != nil {
+				return err
+			}
+			f = newFold()
+		}
 		if len(page) == 0 {
 			l.sums.forget(seen)
 			return nil
 		}
-		after = page[len(page)-1].ID
-		for _, r := range page {
-			seen[r.ID] = true
-		}
-		if err := l.fold(ctx, page); err != nil {
-			return err
-		}
 	}
 }
 
-// fold folds those of some records for which it is time.
-func (l *Ledger) fold(ctx context.Context, page []*store.Record) error {
-	add, accounts, ready := sums.Set{}, map[uuid.UUID]bool{}, []*store.Record(nil)
-	write := func() error {
-		if len(ready) == 0 {
-			return nil
-		}
-		err := l.alterSums(ctx, add, ready, uuid.Nil, uuid.Nil)
-		if again(err) {
-			err = nil // another process was faster: the next time
-		}
-		add, accounts, ready = sums.Set{}, map[uuid.UUID]bool{}, nil
-		return err
+// A fold is records of KindSumChange that are folded together.
+type fold struct {
+	ready    []*store.Record // without their parts
+	sums     sums.Set        // of them
+	accounts map[uuid.UUID]bool
+}
+
+func newFold() *fold { return &fold{sums: sums.Set{}, accounts: map[uuid.UUID]bool{}} }
+
+// add takes a record, unless it cannot be read: Verify reports it.
+func (f *fold) add(s *summing, r *store.Record) {
+	set, err := s.openChange(r)
+	if err != nil {
+		return
 	}
-	for _, r := range page {
-		if !l.sums.rests(r) {
-			continue
-		}
-		set, err := l.sums.openChange(r)
-		if err != nil {
-			continue // Verify reports it
-		}
-		add.AddAll(set)
-		for at := range set {
-			accounts[at.Account] = true
-		}
-		if ready = append(ready, r); len(accounts) >= foldAccounts {
-			if err := write(); err != nil {
-				return err
+	f.sums.AddAll(set)
+	for at := range set {
+		f.accounts[at.Account] = true
+	}
+	f.ready = append(f.ready, &store.Record{Kind: r.Kind, ID: r.ID, Version: r.Version})
+}
+
+// write writes the sums of some accounts in each transaction, and new records of those that are
+// left. If it ends early, they are folded later.
+func (f *fold) write(ctx context.Context, l *Ledger) error {
+	places := f.sums.Places()
+	for len(f.ready) > 0 {
+		part, accounts := sums.Set{}, map[uuid.UUID]bool{}
+		for ; len(places) > 0; places = places[1:] {
+			at := places[0]
+			if accounts[at.Account] = true; len(accounts) > foldPart {
+				break
 			}
+			part[at] = f.sums[at]
 		}
+		left := l.sums.leftOf(f.sums, places)
+		err := l.alterSums(ctx, &sumAlteration{add: part, gone: f.ready, left: left})
+		if again(err) {
+			return nil // another process was faster: the next time
+		}
+		if err != nil {
+			return err
+		}
+		f.ready = left
 	}
-	return write()
+	return nil
 }
 
 // rests reports whether nothing writes a record any more.

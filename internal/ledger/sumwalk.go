@@ -443,7 +443,7 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 	}
 	l.sums.useKeys()
 	mine := uuid.New()
-	if err := l.addSums(ctx, nil, nil, uuid.Nil, mine); err != nil {
+	if err := l.addSums(ctx, &sumAlteration{next: mine}); err != nil {
 		return err
 	}
 	c, err := l.CompareSums(ctx, rest)
@@ -455,21 +455,21 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 	add := sums.Set{}
 	for _, at := range c.Surplus.Places() {
 		if add[at] = c.Surplus[at]; len(add) == mostPlaces {
-			if err := l.addSums(ctx, add, nil, mine, mine); err != nil {
+			if err := l.addSums(ctx, &sumAlteration{add: add, was: mine, next: mine}); err != nil {
 				return err
 			}
 			clear(add)
 		}
 	}
-	if err := l.addSums(ctx, add, lost, mine, mine); err != nil {
+	if err := l.addSums(ctx, &sumAlteration{add: add, gone: lost, was: mine, next: mine}); err != nil {
 		return err
 	}
 	return l.sumStep(ctx, func(k *seal.Keys) bool { return k.Summed() && !k.SumsStand() })
 }
 
 // addSums is alterSums, until no other call is faster.
-func (l *Ledger) addSums(ctx context.Context, add sums.Set, lost []*store.Record, was, next uuid.UUID) error {
-	_, err := Retry(ctx, func() (struct{}, error) { return struct{}{}, l.alterSums(ctx, add, lost, was, next) })
+func (l *Ledger) addSums(ctx context.Context, a *sumAlteration) error {
+	_, err := Retry(ctx, func() (struct{}, error) { return struct{}{}, l.alterSums(ctx, a) })
 	return err
 }
 
