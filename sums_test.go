@@ -336,4 +336,3 @@ func TestSumsWithout(t *testing.T) {
 		noErr(t, v.Close())
 	})
 }
-

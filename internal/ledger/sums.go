@@ -19,7 +19,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Bounds of a record of KindSumChange. One that has as many places takes no more.
+// Bounds of a record of KindSumChange. It takes no more places than these.
 const (
 	mostPlaces   = 256
 	mostVersions = 1 << 20 // far from the seals that one key may make
@@ -29,8 +29,8 @@ const (
 //
 // In each transaction it adds the changes to a record of KindSumChange of this process, by account
 // and kind. Such records are added up, so a process that does not know what a transaction has
-// written, or has no room in its record, begins another one. FoldSums adds those that nothing
-// writes any more to the records of KindSum.
+// written, or has no room in its record, begins another one. FoldSums adds the records that
+// nothing writes any more to the records of KindSum.
 type summing struct {
 	ledger  *Ledger
 	full    chan struct{} // holds a token when a record was left behind
@@ -92,6 +92,7 @@ func (l *Ledger) openSums(ctx context.Context) error {
 		l.sums.stop = stop
 		return nil
 	}
+
 	if !l.Box.Keys().Summed() || l.config.Moving {
 		return nil
 	}
@@ -170,10 +171,10 @@ func (s *summing) Change(former, next *store.Record) {
 }
 
 // Records implements store.Sums.
-func (s *summing) Records(anew bool) (records []*store.Record) {
+func (s *summing) Records(fresh bool) (records []*store.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if anew || s.present != nil && s.present.version >= mostVersions {
+	if fresh || s.present != nil && s.present.version >= mostVersions {
 		s.leave()
 	}
 	if len(s.changes) == 0 {
@@ -352,6 +353,7 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 		accounts[at.Account].Add(at, sum)
 	}
 	read := make(map[uuid.UUID]*store.Record, len(accounts))
+
 	err := l.View(ctx, func(tx store.ReadTx) error {
 		clear(read)
 		for account := range accounts {
@@ -388,6 +390,7 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	for account, is := range records {
 		puts[account] = l.sums.nextSum(is)
 	}
+
 	return l.In(uuid.Nil).Update(store.Patient(ctx), opSums, func(tx store.Tx) error {
 		for _, r := range a.gone {
 			if r.Version != 0 {
@@ -542,6 +545,7 @@ func (f *fold) write(ctx context.Context, l *Ledger) error {
 			}
 			part[at] = f.sums[at]
 		}
+
 		left := l.sums.leftOf(f.sums, places)
 		err := l.alterSums(ctx, &sumAlteration{add: part, gone: f.ready, left: left})
 		if again(err) {
@@ -579,9 +583,9 @@ func (s *summing) rests(r *store.Record) bool {
 func (s *summing) forget(there map[uuid.UUID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gone := func(id uuid.UUID) bool { return !there[id] }
-	maps.DeleteFunc(s.idle, func(id uuid.UUID, _ resting) bool { return gone(id) })
+	absent := func(id uuid.UUID) bool { return !there[id] }
+	maps.DeleteFunc(s.idle, func(id uuid.UUID, _ resting) bool { return absent(id) })
 	if s.log == nil {
-		maps.DeleteFunc(s.left, func(id uuid.UUID, _ bool) bool { return gone(id) })
+		maps.DeleteFunc(s.left, func(id uuid.UUID, _ bool) bool { return absent(id) })
 	}
 }

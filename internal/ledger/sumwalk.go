@@ -152,9 +152,6 @@ func (l *Ledger) CompareSums(ctx context.Context, rest func(ctx context.Context,
 	if able {
 		return &w.Comparison, err
 	}
-	if err := l.FoldSums(ctx); err != nil && !Unreadable(err) {
-		return nil, err
-	}
 
 	s.mu.Lock()
 	s.log = new(sumLog)
@@ -279,6 +276,7 @@ func (w *sumWalk) stored(tx store.ReadTx) (map[uuid.UUID]uint64, error) {
 		}
 	}
 	w.mu.Unlock()
+
 	for id := range stored {
 		r, err := getOr(tx, KindSumChange, id)
 		if err != nil {
@@ -300,6 +298,7 @@ func (w *sumWalk) drain(stored map[uuid.UUID]uint64) error {
 		return ErrSumsBusy
 	}
 	is := func(e *sumEntry) bool { return e.version != 0 && stored[e.id] >= e.version }
+
 	decided := 0
 	for i := range w.log.entries {
 		if is(&w.log.entries[i]) {
@@ -410,6 +409,7 @@ func (w *sumWalk) end(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if w.logged && (top != w.top || !maps.Equal(foreign, w.foreign)) {
 		return ErrSumsBusy
 	}
@@ -444,6 +444,9 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 	l.sums.useKeys()
 	mine := uuid.New()
 	if err := l.addSums(ctx, &sumAlteration{next: mine}); err != nil {
+		return err
+	}
+	if err := l.FoldSums(ctx); err != nil && !Unreadable(err) {
 		return err
 	}
 	c, err := l.CompareSums(ctx, rest)

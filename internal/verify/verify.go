@@ -532,6 +532,7 @@ func (v *verifier) sums(ctx context.Context, at *Place) error {
 	if err != nil {
 		return err
 	}
+
 	for _, r := range c.Unread {
 		v.found(Altered, r)
 	}

@@ -209,7 +209,7 @@ func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func())
 }
 
 // Sum implements [store.Summer].
-func (s *Store) Sum(sums store.Sums) (stop func()) { return s.summed.Add(sums) }
+func (s *Store) Sum(by store.Sums) (stop func()) { return s.summed.Add(by) }
 
 // Changes implements [store.Counter].
 func (s *Store) Changes(kind store.Kind) uint64 {

@@ -108,7 +108,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 }
 
 // Sum implements [store.Summer].
-func (s *Store) Sum(sums store.Sums) (stop func()) { return s.summed.Add(sums) }
+func (s *Store) Sum(by store.Sums) (stop func()) { return s.summed.Add(by) }
 
 // Watch implements [store.Watcher].
 func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func()) {
@@ -450,6 +450,7 @@ func (t *tx) sum(l *sums.List) {
 			l.Change(old, w.record)
 		}
 	})
+
 	added := l.Records(false)
 	follows := func(r *store.Record) bool {
 		old := t.state.rows[keyOf(r)]

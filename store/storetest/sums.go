@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -39,9 +41,9 @@ func (a *adder) Begin() bool {
 	return true
 }
 
-func (a *adder) Change(former, next *store.Record) {
+func (a *adder) Change(from, to *store.Record) {
 	k := store.Key{}
-	for _, r := range []*store.Record{former, next} {
+	for _, r := range []*store.Record{from, to} {
 		if r != nil {
 			k = store.Key{Kind: r.Kind, ID: r.ID}
 		}
@@ -50,17 +52,18 @@ func (a *adder) Change(former, next *store.Record) {
 	if !changed {
 		was = a.versions[k]
 	}
+
 	switch {
-	case former == nil && was != 0, former != nil && former.Version != was:
+	case from == nil && was != 0, from != nil && from.Version != was:
 		a.faults = append(a.faults, "a change shows another former record than there was")
-	case former != nil && former.Account != alice || next != nil && next.Account != alice:
+	case from != nil && from.Account != alice || to != nil && to.Account != alice:
 		a.faults = append(a.faults, "a change shows a record without its account")
-	case next != nil && (string(next.Shown) != "shown" || string(next.Secret) != "secret"):
+	case to != nil && (string(to.Shown) != "shown" || string(to.Secret) != "secret"):
 		a.faults = append(a.faults, "a change shows a record without its parts")
 	}
 	a.pending[k] = 0
-	if next != nil {
-		a.pending[k] = next.Version
+	if to != nil {
+		a.pending[k] = to.Version
 	}
 }
 
@@ -68,22 +71,22 @@ func (a *adder) Change(former, next *store.Record) {
 func (a *adder) all() map[store.Key]uint64 {
 	all := maps.Clone(a.versions)
 	maps.Copy(all, a.pending)
-	maps.DeleteFunc(all, func(_ store.Key, version uint64) bool { return version == 0 })
+	maps.DeleteFunc(all, func(_ store.Key, is uint64) bool { return is == 0 })
 	return all
 }
 
 func (a *adder) Records(anew bool) []*store.Record {
-	version := a.version + 1
+	follows := a.version + 1
 	switch {
 	case anew:
-		a.record, version = a.record+1, 1
+		a.record, follows = a.record+1, 1
 	case a.loses:
-		version += 7
+		follows += 7
 	}
 	a.loses = a.loses && anew
-	a.wrote = version
+	a.wrote = follows
 	n := binary.BigEndian.AppendUint32(nil, uint32(len(a.all())))
-	return []*store.Record{{Kind: kindSum, ID: idOf(a.record), Version: version, Shown: n}}
+	return []*store.Record{{Kind: kindSum, ID: idOf(a.record), Version: follows, Shown: n}}
 }
 
 func (a *adder) Committed() {
@@ -104,6 +107,7 @@ func summed(t testing.TB, s store.Store) {
 	update(t, s, deleting(row(1000, ofKind(kindB))))
 	a.resting = false
 	defer summer.Sum(idle)()
+	named := watchedSums(s)
 
 	put(t, s, row(1), row(2), row(3))
 	put(t, s, row(1, version(2)))
@@ -120,6 +124,9 @@ func summed(t testing.TB, s store.Store) {
 		return nil
 	})
 	agrees(t, s, a, 1)
+	if !named() {
+		t.Error("a Watcher does not name what sums return")
+	}
 	records := a.record
 	if records != 1 {
 		t.Errorf("%d transactions that were written are not said to be committed", records-1)
@@ -159,6 +166,22 @@ func summed(t testing.TB, s store.Store) {
 	}
 }
 
+// watchedSums watches a store.Watcher. named reports whether it has named a record of sums since.
+func watchedSums(s store.Store) (named func() bool) {
+	w, ok := s.(store.Watcher)
+	if !ok {
+		return func() bool { return true }
+	}
+	var found atomic.Bool
+	stop := w.Watch(func(keys []store.Key) func() {
+		if slices.ContainsFunc(keys, func(k store.Key) bool { return k.Kind == kindSum }) {
+			found.Store(true)
+		}
+		return func() {}
+	})
+	return func() bool { stop(); return found.Load() }
+}
+
 // agrees checks that an adder knows what the store holds, and that the last of its records says so.
 func agrees(t testing.TB, s store.Store, a *adder, last int) {
 	t.Helper()
@@ -173,6 +196,7 @@ func agrees(t testing.TB, s store.Store, a *adder, last int) {
 				stored[store.Key{Kind: kind, ID: r.ID}] = r.Version
 			}
 		}
+
 		if !maps.Equal(stored, a.versions) {
 			t.Errorf("the store has %d records, and the changes have left %d, or other versions", len(stored), len(a.versions))
 		}
@@ -210,6 +234,7 @@ func summedAtOnce(t testing.TB, s store.Store) {
 			return nil
 		})
 	}
+
 	parallel(t, 40, func(i int) error {
 		if i%4 == 3 {
 			return look()

@@ -33,12 +33,12 @@ func summed(t *testing.T, h storetest.Harness) {
 	}
 }
 
-// rows are all records of a store.
-type rows map[store.Key]*store.Record
+// contents are all records of a store.
+type contents map[store.Key]*store.Record
 
-func allRows(t testing.TB, s store.Store) rows {
+func allRows(t testing.TB, s store.Store) contents {
 	t.Helper()
-	all := rows{}
+	all := contents{}
 	for kind := store.Kind(1); kind != 0; kind++ {
 		for _, r := range scanned(t, s, kind) {
 			all[store.Key{Kind: kind, ID: r.ID}] = r
@@ -48,7 +48,7 @@ func allRows(t testing.TB, s store.Store) rows {
 }
 
 // into writes the records into an empty store.
-func (all rows) into(t testing.TB, s store.Store) {
+func (all contents) into(t testing.TB, s store.Store) {
 	t.Helper()
 	for part := range slices.Chunk(slices.Collect(maps.Values(all)), 200) {
 		noError(t, s.Update(t.Context(), func(tx store.Tx) error {
@@ -60,24 +60,24 @@ func (all rows) into(t testing.TB, s store.Store) {
 	}
 }
 
-// A place is where sums find something.
-type place struct {
+// A surplus is what sums find in an account.
+type surplus struct {
 	account uuid.UUID
-	surplus int64
+	records int64
 }
 
 // sumsOf returns how often Verify finds each surplus in an account.
-func sumsOf(t testing.TB, v *cardvault.Vault) map[place]int {
+func sumsOf(t testing.TB, v *cardvault.Vault) map[surplus]int {
 	t.Helper()
 	report := must(v.Verify(t.Context(), &cardvault.VerifyOptions{Most: 1000}))(t)
 	if !report.Sums {
 		t.Fatal("Verify has compared no sums")
 	}
-	found := map[place]int{}
+	found := map[surplus]int{}
 	for _, p := range report.Problems {
 		for _, f := range p.Findings {
 			if p.Kind == cardvault.ProblemSum {
-				found[place{f.AccountID, f.Surplus}]++
+				found[surplus{f.AccountID, f.Surplus}]++
 			}
 		}
 	}
@@ -103,15 +103,15 @@ func sumsFind(t *testing.T, open func() store.Store) {
 	drain(t, v)
 	importCard(t, v, testCard(78), nil)
 	after := allRows(t, s)
-	finds := func(name string, change func(all rows, kind store.Kind) (account uuid.UUID, done bool), surplus int64) {
+	finds := func(name string, change func(all contents, kind store.Kind) (account uuid.UUID, done bool), more int64) {
 		t.Helper()
-		all, want := maps.Clone(after), map[place]int{}
+		all, want := maps.Clone(after), map[surplus]int{}
 		for _, kind := range fullKinds {
 			account, done := change(all, kind)
 			if !done {
 				t.Errorf("no record of kind %d is %s", kind, name)
 			}
-			want[place{account, surplus}]++
+			want[surplus{account, more}]++
 		}
 		to := open()
 		all.into(t, to)
@@ -121,7 +121,7 @@ func sumsFind(t *testing.T, open func() store.Store) {
 	}
 
 	// The last one: the vault does not open without its first account.
-	last := func(all rows, kind store.Kind) (last *store.Record) {
+	last := func(all contents, kind store.Kind) (last *store.Record) {
 		for _, r := range all {
 			if r.Kind == kind && (last == nil || slices.Compare(r.ID[:], last.ID[:]) > 0) {
 				last = r
@@ -129,12 +129,12 @@ func sumsFind(t *testing.T, open func() store.Store) {
 		}
 		return last
 	}
-	finds("lost", func(all rows, kind store.Kind) (uuid.UUID, bool) {
+	finds("lost", func(all contents, kind store.Kind) (uuid.UUID, bool) {
 		r := last(all, kind)
 		delete(all, store.Key{Kind: kind, ID: r.ID})
 		return r.Account, true
 	}, -1)
-	finds("put back", func(all rows, kind store.Kind) (uuid.UUID, bool) {
+	finds("put back", func(all contents, kind store.Kind) (uuid.UUID, bool) {
 		for k, r := range all {
 			if former := before[k]; k.Kind == kind && former != nil && string(former.Shown)+string(former.Secret) != string(r.Shown)+string(r.Secret) {
 				all[k] = former
@@ -151,7 +151,7 @@ func sumsFind(t *testing.T, open func() store.Store) {
 		removeRow(t, s, gone[len(gone)-1])
 	}
 	after = allRows(t, s)
-	finds("added", func(all rows, kind store.Kind) (uuid.UUID, bool) {
+	finds("added", func(all contents, kind store.Kind) (uuid.UUID, bool) {
 		i := slices.IndexFunc(gone, func(r *store.Record) bool { return r.Kind == kind })
 		all[store.Key{Kind: kind, ID: gone[i].ID}] = gone[i]
 		return gone[i].Account, true
@@ -243,7 +243,7 @@ func sumsAnew(t *testing.T, open func() store.Store) {
 		"sums of one account": func(r *store.Record) bool { return r.Kind != kindSum || r.ID != account },
 	} {
 		t.Run(name, func(t *testing.T) {
-			all := rows{}
+			all := contents{}
 			for k, r := range whole {
 				if r = r.Clone(); change(r) {
 					all[k] = r

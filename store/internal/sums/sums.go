@@ -1,4 +1,4 @@
-// Package sums shows the changes of a store to those that add them up: see store.Summer.
+// Package sums shows the changes of a store to a store.Sums: see store.Summer.
 package sums
 
 import (
@@ -45,7 +45,7 @@ func (l *List) change(to func([]*member) []*member) {
 // Begin is called when a transaction begins, or begins again.
 func (l *List) Begin() { l.present = nil }
 
-// Wants reports whether a change of the transaction is to be shown.
+// Wants reports whether Change takes a change of the transaction.
 func (l *List) Wants() bool {
 	all := l.all.Load()
 	if l.present != nil || all == nil {
