@@ -213,13 +213,17 @@ const (
 	kindClosing   // an account whose records are being erased; id is the account's
 	kindRetention // an account whose tokens are deleted at an age; id is the account's
 
-	lastKind = kindRetention
+	kindSum       = ledger.KindSum
+	kindSumChange = ledger.KindSumChange
+
+	lastKind = kindSumChange
 )
 
 // homes says of which account records are; other kinds are Anywhere.
 var homes = map[store.Kind]ledger.Home{
 	ledger.KindMeta: ledger.Nowhere, kindAccount: ledger.Nowhere, kindNotice: ledger.Nowhere, kindSpread: ledger.Nowhere,
 	kindSessionKey: ledger.Nowhere, kindPayload: ledger.Nowhere, kindSinkQueue: ledger.Nowhere, kindLease: ledger.Nowhere, kindRound: ledger.Nowhere, kindReseal: ledger.Nowhere,
+	kindSum: ledger.Nowhere, kindSumChange: ledger.Nowhere,
 
 	kindMerchant: ledger.Own, kindAPIKey: ledger.Own, kindToken: ledger.Own, kindSession: ledger.Own,
 	kindIdempotency: ledger.Own, kindAnswer: ledger.Own, kindNetworkToken: ledger.Own, kindRelease: ledger.Own,
@@ -274,6 +278,8 @@ var names = map[store.Kind]ledger.Name{
 	kindSubmission:  {Kind: "submission to account updater"},
 	kindOptOut:      {Kind: "opt-out of account updater"},
 	kindReseal:      {Kind: "round of sealing anew"},
+	kindSum:         {Kind: "sums of account"},
+	kindSumChange:   {Kind: "changes of sums"},
 }
 
 // Open opens the vault in the folder dir, or makes one there: one bbolt file

@@ -34,6 +34,7 @@ type VerifyProgress struct {
 	Records int64 // that were read
 	Found   int64 // problems
 	Indexes bool  // all records were read, and the indexes are being compared with them
+	Sums    bool  // so they were, and the sums are being compared with the records
 }
 
 // A VerifyReport says what [Vault.Verify] has found.
@@ -49,6 +50,11 @@ type VerifyReport struct {
 	// [store.Checker]. It is false as long as Position is not empty. Behind a part of an index
 	// that is reported as unreadable, the rest of that index may not have been compared.
 	Indexes bool
+
+	// Sums is whether the records were compared with their sums: see [Vault.BeginSums]. It is false
+	// as long as Position is not empty, if the vault has no sums, if these or the records cannot
+	// be read, and if records have changed faster than they were added up: verify once more then.
+	Sums bool
 }
 
 // A ProblemKind is a sort of damage.
@@ -62,6 +68,7 @@ const (
 	ProblemMissingPart     ProblemKind = "missing_part"     // a record lacks a sealed part
 	ProblemMissingAccount  ProblemKind = "missing_account"  // the account of a record does not exist
 	ProblemMissingParent   ProblemKind = "missing_parent"   // the record to which a record belongs does not exist
+	ProblemSum             ProblemKind = "sum"              // records of an account and kind were lost, added or put back; see Surplus
 	ProblemIndexUnreadable ProblemKind = "index_unreadable" // a part of an index cannot be read
 	ProblemIndexMissing    ProblemKind = "index_missing"    // an index does not lead to a record
 	ProblemIndexOrder      ProblemKind = "index_order"      // a list is out of order, or counts wrongly
@@ -88,6 +95,11 @@ type Finding struct {
 	// AccountID is the account that the record, or the entry of the index, names; zero for a
 	// record of the whole vault, and if neither can be read.
 	AccountID uuid.UUID
+
+	// Surplus is how many records of the kind the account has more than the vault wrote, for
+	// [ProblemSum]. It is negative if some were lost, and zero if one was put back as it was before,
+	// or as many were added as lost.
+	Surplus int64
 }
 
 // Verify reads every record of the whole vault, opens its sealed parts, and looks whether its
@@ -99,9 +111,11 @@ type Finding struct {
 // as damage, and new or deleted records may be left out. Memory is bounded by a page of 128
 // records, by 512 of erasures and by Most, whatever the size of the vault.
 //
-// Verify cannot see a record that was lost with all of its index entries, or a former version of
-// a record that was put back: both look like a whole vault. It does not verify the chain of the
-// audit log: package audit does.
+// If the vault has sums, Verify reads all records once more and compares them with these, in
+// memory of about 100 bytes for each account and kind. So it finds records that were lost with all
+// of their index entries, added, or put back as they were before. Without sums all of this looks
+// like a whole vault: see [Vault.BeginSums]. It does not verify the chain of the audit log: package
+// audit does.
 //
 // When ctx ends or the store fails, a report of the records so far comes with the error, and
 // another call can go on at its Position. Damage does not cause an error. opts may be nil.
@@ -118,15 +132,52 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 	}
 
 	found := newVerification(v, opts.Most)
-	at, err := v.verifier().Run(ctx, verify.Options{From: from, Rate: opts.Rate, Found: found.add, Progress: func(at *verify.Place) {
+	at, err := v.verifier().Run(ctx, verify.Options{From: from, Rate: opts.Rate, Sums: true, Found: found.add, Progress: func(at *verify.Place) {
 		if opts.Progress != nil {
-			opts.Progress(VerifyProgress{Records: at.Records, Found: found.count, Indexes: at.Kind == 0})
+			opts.Progress(VerifyProgress{Records: at.Records, Found: found.count, Indexes: at.Kind == 0 && !at.Sums, Sums: at.Sums})
 		}
 	}})
 	if errors.Is(err, verify.ErrPlace) {
 		return nil, errPosition
 	}
-	return &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable, Problems: found.all()}, err
+	return &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable, Sums: at.Summed, Problems: found.all()}, err
+}
+
+// BeginSumsOptions are the optional parts of [Vault.BeginSums].
+type BeginSumsOptions struct {
+	// Rate limits the records that are read in a second. If not positive, nothing limits them except
+	// the store.
+	Rate int
+}
+
+// BeginSums has the vault keep sums of its records from now on, by account and kind, under a key:
+// each write adds to them, and [Vault.Verify] compares them with the records. It adds up the present
+// records for that, which takes as long as a read of all. The vault works meanwhile. Call
+// [Vault.Verify] before: what is lost by now is not in the sums.
+//
+// Another call begins the sums anew: the records are right as they are. So it also ends the
+// reports of a loss that was looked into. If a call ends early, there are no sums until another
+// one has ended.
+//
+// A program of a version without sums cannot open the vault any more. Sums find whoever writes
+// rows of the store and cannot read the keyring. They do not find a store whose rows were all
+// put back, sums included: that is what [Options.Anchor] is for.
+//
+// The audit log has the call. opts may be nil.
+//
+// Errors: ErrNotEnabled if the store is not a [store.Summer]; ErrUnavailable if records change
+// faster than they are read, or another process of the vault writes beside this one to a store
+// without snapshots: call again; errors of the store and of the key provider.
+func (v *Vault) BeginSums(ctx context.Context, opts *BeginSumsOptions) (err error) {
+	defer v.whole().doing(ctx, "begin sums", &err)
+	if opts == nil {
+		opts = new(BeginSumsOptions)
+	}
+	err = v.ledger.BeginSums(ctx, verify.Resting(opts.Rate))
+	if errors.Is(err, ledger.ErrNoSums) {
+		return notEnabled("a store.Store that is a store.Summer")
+	}
+	return err
 }
 
 // verifier returns what says how records belong together.
@@ -178,7 +229,7 @@ func (c *verification) add(f verify.Finding) {
 	}
 
 	name := names[f.Record.Kind]
-	named := Finding{Kind: cmp.Or(name.Kind, fmt.Sprint("kind ", f.Record.Kind)), AccountID: f.Record.Account, Index: f.Index}
+	named := Finding{Kind: cmp.Or(name.Kind, fmt.Sprint("kind ", f.Record.Kind)), AccountID: f.Record.Account, Index: f.Index, Surplus: f.Surplus}
 	known := named.AccountID != uuid.Nil || homes[f.Record.Kind] != ledger.Own
 	if name.Printed != 0 && f.Record.ID != uuid.Nil && known {
 		named.ID = c.vault.ledger.In(named.AccountID).Mask(name.Printed, f.Record.ID)

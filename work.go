@@ -85,7 +85,7 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 // processes may run on one store.
 func (v *Vault) Run(ctx context.Context) (err error) {
 	defer v.doing(ctx, "run", &err)
-	feeds := []func(context.Context){v.ledger.Follow, watchAge(v)}
+	feeds := []func(context.Context){v.ledger.Follow, v.ledger.FollowSums, watchAge(v)}
 	for _, info := range v.opts.powers.Networks() {
 		if info.Feeder {
 			feeds = append(feeds, v.feed("network", info.Name, func(ctx context.Context) error { return v.feedNotices(ctx, info.Name) }))
@@ -103,7 +103,7 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing(ctx, "drain", &err)
 	v.ledger.Look(ctx)
-	return errors.Join(v.jobs.Drain(ctx), v.uses.Flush(ctx))
+	return errors.Join(v.jobs.Drain(ctx), v.uses.Flush(ctx), v.ledger.FoldSums(ctx))
 }
 
 // feedNotices receives the notices of a network until ctx ends.

@@ -384,6 +384,41 @@ type Watcher interface {
 	Watch(changing func([]Key) (changed func())) (stop func())
 }
 
+// A Summer is a Store that shows every change of its records to a [Sums], and writes in the same
+// transaction what that returns. A vault on it can keep sums of its records, by which it finds
+// lost ones. A store that several processes share has to be a [Snapshotter] too. A decorator of a
+// Summer needs no method of its own if it has Unwrap() Store.
+type Summer interface {
+	// Sum shows s the changes of each transaction from the next one on, until stop is called. Of
+	// several, it shows the changes of a transaction to the first whose Begin returns true.
+	// The transaction that is under way when stop is called may still be shown.
+	Sum(s Sums) (stop func())
+}
+
+// A Sums adds up records. A Store calls its methods for one transaction after the other, and never
+// two at a time. They do no I/O and do not call the store.
+type Sums interface {
+	// Begin is called when a transaction changes its first record. If it returns false, the next
+	// change asks again. What the transaction before it has changed is not written, or may not
+	// be, unless Committed was called.
+	Begin() bool
+
+	// Change is called with a record before and after a change, nil where it is absent. Version is
+	// 0 in a record that cannot be read. Lookup need not be set, and nothing of the two is used
+	// once Change has returned. A change that is taken back is a change too, and so is one
+	// that leaves the record as it was.
+	Change(former, next *Record)
+
+	// Records returns what to put in the transaction, behind its last change. These records are no
+	// changes. Each follows its stored version, as in Put. If one does not, or cannot be
+	// read, nothing may be written with them: the store begins the transaction again, or calls
+	// Records once more, with anew. Then all are new records.
+	Records(anew bool) []*Record
+
+	// Committed is called once the transaction is durable.
+	Committed()
+}
+
 // A Scrubber is a Store whose place keeps the bytes of deleted records until it needs their
 // room. A decorator of a Scrubber is one only if it has the method itself.
 type Scrubber interface {

@@ -1,7 +1,7 @@
 // Bench measures the vault against floors: raw bbolt, a bare View and one GCM open, a bare
 // net/http handler, raw pgx, and against OpenBao if its binary is there.
 //
-//	go run -C internal/bench . [-tokens 1000000] [-rounds 5] [-for 700ms] [-out ../../docs/benchmarks] [disk open get list import calls http sinks network webhooks forward sweep families tails reseal backup scrub audit churn postgres partitions replicas openbao cost]
+//	go run -C internal/bench . [-tokens 1000000] [-rounds 5] [-for 700ms] [-out ../../docs/benchmarks] [disk open get list import calls http sinks network webhooks forward sweep families tails reseal backup scrub audit sums churn postgres partitions replicas openbao cost]
 //
 // The things compared take turns, and the medians of the rounds count. Absolute figures
 // depend on the machine; the ratios hardly do. Each row is judged by its goal. -out writes
@@ -64,7 +64,7 @@ func (b *bench) parts() []part {
 		{name: "sweep", run: b.sweep}, {name: "families", run: b.families},
 		{name: "tails", run: b.tails, noVault: true}, {name: "reseal", run: b.reseals, noVault: true},
 		{name: "backup", run: b.backups, noVault: true}, {name: "scrub", run: b.scrubs, noVault: true},
-		{name: "audit", run: b.audits, noVault: true}, {name: "churn", run: b.churn, noVault: true},
+		{name: "audit", run: b.audits, noVault: true}, {name: "sums", run: b.sums, noVault: true}, {name: "churn", run: b.churn, noVault: true},
 		{name: "postgres", run: b.postgreSQL, noVault: true}, {name: "partitions", run: b.partitions, noVault: true},
 		{name: "replicas", run: b.replicas, noVault: true}, {name: "openbao", run: b.peers},
 		{name: "cost", run: b.costs, asked: true},

@@ -87,7 +87,7 @@ var neighbours = map[string][]string{
 	"/internal/leak":        {"/internal/iin"},
 	"/internal/listing":     {"/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/outbox":      {"/internal/jobs", "/internal/ledger", "/internal/rowkey", "/internal/tlv", "/store"},
-	"/internal/ledger":      {"/internal/layers", "/internal/rowkey", "/internal/seal", "/internal/tlv", "/store"},
+	"/internal/ledger":      {"/internal/layers", "/internal/rowkey", "/internal/seal", "/internal/sums", "/internal/tlv", "/store"},
 	"/internal/payload":     {"/internal/erase", "/internal/jobs", "/internal/jsontext", "/internal/ledger", "/internal/rowkey", "/store"},
 	"/internal/reseal":      {"/internal/jobs", "/internal/ledger", "/internal/seal", "/internal/tlv", "/store"},
 	"/internal/replay":      {"/internal/ledger", "/internal/tlv", "/store"},
@@ -99,7 +99,9 @@ var neighbours = map[string][]string{
 	"/internal/use":         {"/card", "/internal/ledger", "/internal/replay", "/internal/rule", "/internal/tlv", "/receive", "/store"},
 	"/internal/wire":        {"/card", "/internal/hiding"},
 	"/store/internal/queue": {"/store"},
+	"/store/internal/sums":  {"/store"},
 	"/store/internal/watch": {"/store"},
+	"/internal/sums":        {"/store"},
 	"/vaulttest":            {"", "/internal/iin", "/simnet", "/store/memstore"}, // the suite is another package
 	"/webhook":              {"", "/internal/discreet", "/internal/egress", "/internal/signature", "/internal/wire", "/receive"},
 	"/webhook/webhooktest":  {"/internal/fault", "/receive", "/webhook"},

@@ -121,11 +121,13 @@ var metaID = uuid.UUID{15: 1}
 
 // Formats of the keyring. Format 1 is replaced when a vault is opened. Format 3 is format 2 with
 // more than one lookup key, so that a program that would search with one of them for all refuses
-// it. Format 4 has had a fence, so that a program that does not know fences refuses it.
+// it. Format 4 has had a fence, so that a program that does not know fences refuses it. Format 5 has
+// begun sums: a program that does not know them would write records without.
 const (
 	metaFormat  = 2
 	metaFormat3 = 3
 	metaFormat4 = 4
+	metaFormat5 = 5
 )
 
 const (
@@ -200,8 +202,8 @@ func parseMeta(rec *store.Record) (*meta, error) {
 	if err := ReadError(&r); err != nil {
 		return m, err
 	}
-	if m.format > metaFormat4 {
-		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat4)
+	if m.format > metaFormat5 {
+		return m, fmt.Errorf("%w: the keyring has format %d, and this program reads up to %d", ErrFormat, m.format, metaFormat5)
 	}
 	return m, nil
 }
@@ -210,6 +212,8 @@ func parseMeta(rec *store.Record) (*meta, error) {
 func (m *meta) seal(ctx context.Context, keys *seal.Keys, kek *KEK) (err error) {
 	m.vault, m.generation, m.keyID = keys.Vault, keys.Generation, kek.KeyID()
 	switch m.format = metaFormat; {
+	case keys.SumSteps > 0:
+		m.format = metaFormat5
 	case keys.Fences > 0:
 		m.format = metaFormat4
 	case len(keys.Lookups) > 1:
@@ -299,7 +303,7 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 			}
 		default:
 			if err = l.settle(ctx, m); err == nil {
-				return nil
+				return l.openSums(ctx)
 			}
 		}
 

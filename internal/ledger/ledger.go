@@ -27,6 +27,9 @@ import (
 const (
 	KindMeta    store.Kind = 1 // the keyring, and counts of seals
 	KindAccount store.Kind = 2 // belongs to no account itself
+
+	KindSum       store.Kind = 42 // the sums of the records of an account
+	KindSumChange store.Kind = 43 // how a process has changed them since
 )
 
 // A Home says of which account the records of a kind are. A store that keeps accounts apart
@@ -101,6 +104,7 @@ type Ledger struct {
 	lookout    lookout
 	passing    atomic.Bool // the fence does not keep this ledger out
 	anchoring  anchoring
+	sums       summing
 }
 
 // New returns a Ledger without keys. Call Load before anything else.
@@ -119,6 +123,7 @@ func New(c Config) *Ledger {
 	l.store.moved = l.Moved
 	l.store.keys = func() *seal.Keys { return l.Box.Keys() }
 	l.ring.Store(&c.Ring)
+	l.sums.begin(l)
 	return l
 }
 
@@ -132,6 +137,7 @@ func (l *Ledger) Close() bool {
 		return false
 	}
 	l.gate.close()
+	l.sums.close()
 	return true
 }
 

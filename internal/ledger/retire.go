@@ -169,20 +169,23 @@ func anew(part []byte, present uint32, always bool, open func() ([]byte, error),
 }
 
 // countOf is the id of the record that counts the seals of a term. It is there from the
-// beginning of the term until the term is closed. Each step of a rotation of hashes moves it, and
-// each fence, so a process with keys of before the step does not find it.
+// beginning of the term until the term is closed. Each step of a rotation of hashes moves it, each
+// fence, and each beginning of sums, so a process with keys of before the step does not find it.
 func countOf(k *seal.Keys, term uint32) uuid.UUID {
 	id := numbered(1, term)
+	begins := k.SumBegins()
+	id[1], id[2], id[3] = byte(begins>>16), byte(begins>>8), byte(begins)
 	binary.BigEndian.PutUint32(id[4:], k.Fences)
 	binary.BigEndian.PutUint32(id[8:], k.Steps())
 	return id
 }
 
-// moveCounts moves the counts of all terms that are open, in the transaction of a fence, or of a
-// step of a rotation of hashes after which nothing is written with the keys of before. A count that is lost
+// moveCounts moves the counts of all terms that are open, in the transaction of a fence, of the
+// beginning of sums, or of a step of a rotation of hashes after which nothing is written with the keys
+// of before. A count that is lost
 // stays so until RotateKeys begins another.
 func moveCounts(tx store.Tx, former, next *seal.Keys) error {
-	if former.Steps() == next.Steps() && former.Fences == next.Fences {
+	if former.Steps() == next.Steps() && former.Fences == next.Fences && former.SumBegins() == next.SumBegins() {
 		return nil
 	}
 	for _, t := range former.Masters {

@@ -45,6 +45,7 @@ import (
 	"github.com/cardvault/cardvault/internal/rule"
 	"github.com/cardvault/cardvault/internal/seal"
 	"github.com/cardvault/cardvault/internal/spread"
+	"github.com/cardvault/cardvault/internal/sums"
 	"github.com/cardvault/cardvault/internal/tally"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/internal/use"
@@ -111,6 +112,13 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.RollbackError](),
 		reflect.TypeFor[anchordir.Dir](),
 		reflect.TypeFor[ledger.Rollback](),
+		reflect.TypeFor[ledger.Comparison](),
+		reflect.TypeFor[seal.SumKeys](),
+		reflect.TypeFor[seal.SumRow](),
+		reflect.TypeFor[sums.Sum](),
+		reflect.TypeFor[sums.Place](),
+		reflect.TypeFor[sums.Set](),
+		reflect.TypeFor[cardvault.BeginSumsOptions](),
 		reflect.TypeFor[idv.Authentication](),
 		reflect.TypeFor[idv.Info](),
 		reflect.TypeFor[idv.LookupRequest](),

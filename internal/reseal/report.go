@@ -29,7 +29,10 @@ func (s *Sealer) Count(ctx context.Context) (*Count, error) {
 		var rows []*store.Record
 		err := s.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
 			for range readKinds {
-				if rows, err = tx.Scan(kind, from, countRows); len(rows) > 0 || err != nil || kind == 0 {
+				if rows = nil; !ledger.OfSums(kind) {
+					rows, err = tx.Scan(kind, from, countRows)
+				}
+				if len(rows) > 0 || err != nil || kind == 0 {
 					return err
 				}
 				kind, from = kind+1, uuid.Nil // 0 after the last

@@ -307,7 +307,7 @@ func (s *Sealer) next(ctx context.Context, r *round) (rows []*store.Record, err 
 		kind, rows = r.kind, nil
 		from := r.from
 		for range readKinds {
-			if kind != s.Round { // it is sealed whenever it is written
+			if kind != s.Round && !ledger.OfSums(kind) { // the round is sealed whenever it is written
 				rows, err = tx.Scan(kind, from, readRows)
 			}
 			if len(rows) > 0 || err != nil || kind == 0 {

@@ -46,7 +46,7 @@ func randomKey() Key {
 //		1 number | 2 state | 3 key | 4 created | 5 closed | 6 destroyed | 7 public key
 //	14 wrapping, the present one last:
 //		1 id of the key-encryption key | 2 since
-//	15 number of fences | 16 fence: 1 move | 2 at | 3 opener
+//	15 number of fences | 16 fence: 1 move | 2 at | 3 opener | 17 steps of sums
 //
 // Numbers and states are big-endian, times in microseconds since 1970. A field that is zero is
 // left out.
@@ -80,6 +80,9 @@ type Keys struct {
 	// counts the fences of before too.
 	Fence  *Fence
 	Fences uint32
+
+	// SumSteps counts the steps of sums: see [Keys.Summed].
+	SumSteps uint32
 }
 
 // A Series holds the keys of one purpose by number, rising from 1. One of them is active.
@@ -240,6 +243,7 @@ const (
 	tagWrapping    = 14
 	tagFences      = 15
 	tagFence       = 16
+	tagSumSteps    = 17
 )
 
 // Fields of a Term.
@@ -295,7 +299,7 @@ func (k *Keys) Marshal() []byte {
 	if k.Fence != nil {
 		b = tlv.Append(b, tagFence, tlv.Encode(k.Fence.fields))
 	}
-	return b
+	return tlv.AppendUint(b, tagSumSteps, uint64(k.SumSteps))
 }
 
 func (t *Term) append(b []byte) []byte {
@@ -347,7 +351,7 @@ func ParseKeys(data []byte) (*Keys, error) {
 		series[s.tag] = s.of
 	}
 
-	var generation, fences uint64
+	var generation, fences, sumSteps uint64
 	var bad error
 	r := tlv.Read(data)
 	for r.Next() && bad == nil {
@@ -368,16 +372,18 @@ func ParseKeys(data []byte) (*Keys, error) {
 			fences = r.Uint()
 		case r.Tag == tagFence:
 			k.Fence, bad = parseFence(r.Value)
+		case r.Tag == tagSumSteps:
+			sumSteps = r.Uint()
 		}
 	}
 
 	if err := errors.Join(r.Err(), bad); err != nil {
 		return nil, fmt.Errorf("%w: %w", errKeys, err)
 	}
-	if generation > math.MaxUint32 || fences > math.MaxUint32 || k.Fence != nil && fences == 0 || !k.valid() {
+	if generation > math.MaxUint32 || fences > math.MaxUint32 || sumSteps > math.MaxUint32 || k.Fence != nil && fences == 0 || !k.valid() {
 		return nil, errKeys
 	}
-	k.Generation, k.Fences = uint32(generation), uint32(fences)
+	k.Generation, k.Fences, k.SumSteps = uint32(generation), uint32(fences), uint32(sumSteps)
 	return k, nil
 }
 

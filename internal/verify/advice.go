@@ -10,6 +10,7 @@ const (
 	restore   = "restore a backup of before elsewhere, and compare; or delete the record by its id"
 	rebuild   = "repair the vault: that makes all indexes anew from the records. If the store cannot do that, back the vault up and restore the backup into an empty store"
 	safeRows  = "all other records"
+	safeSums  = "records of other accounts and kinds"
 	safeIndex = "the content of all records"
 )
 
@@ -20,6 +21,7 @@ var advices = [Problems]Advice{
 	MissingPart:     {"missing_part", "calls on these records return ErrDamaged", safeRows, restore},
 	MissingAccount:  {"missing_account", "no call reaches these records", safeRows, "restore the record of the account from a backup"},
 	MissingParent:   {"missing_parent", "no call reaches these records, and nothing erases them", safeRows, "restore the lost record that these belong to from a backup"},
+	Sum:             {"sum", "records of these kinds were lost, added, or put back as they were before: calls do not find them, or find what the vault has deleted or replaced", safeSums, "restore a backup of before elsewhere, and compare the records of the account and kind. Once they are as they should be, or were deleted because they were damaged, begin the sums anew"},
 	IndexUnreadable: {"index_unreadable", "lists, lookups and background work fail or skip records", safeIndex, rebuild},
 	IndexMissing:    {"index_missing", "lists, lookups or background work skip these records; calls by id find them", safeIndex, rebuild},
 	IndexOrder:      {"index_order", "totals and pages of lists are wrong, or lists fail", safeIndex, rebuild},

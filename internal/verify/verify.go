@@ -5,8 +5,8 @@
 // outside of the transaction. If that fails, the record is read once more, because it may have
 // changed, or been sealed anew and its former term destroyed, in between.
 //
-// The records come first, kind by kind in the order of their row keys, and then the indexes of a
-// store that is a store.Checker.
+// The records come first, kind by kind in the order of their row keys, then the indexes of a store
+// that is a store.Checker, and then the sums of a vault that keeps them.
 package verify
 
 import (
@@ -43,6 +43,7 @@ const (
 	MissingPart                        // a part is empty that a record of the kind has
 	MissingAccount                     // the account of a record does not exist
 	MissingParent                      // the record to which a record belongs does not exist
+	Sum                                // the records of an account and kind are not those that the vault wrote
 	IndexUnreadable                    // a part of an index cannot be read
 	IndexMissing                       // an index lacks a record
 	IndexOrder                         // a list is out of order, or counts wrongly
@@ -54,6 +55,8 @@ type Finding struct {
 	Problem Problem
 	Record  store.Record // Kind, ID and Account; without an ID if no single record is concerned
 	Index   store.Index  // of a problem with an index
+
+	Surplus int64 // of a Sum: records that there are more than the vault wrote; negative: less
 }
 
 // A Config says what to verify with.
@@ -79,6 +82,7 @@ type Config struct {
 type Options struct {
 	From     *Place // nil: the beginning
 	Rate     int    // records and entries a second at most; 0: no limit
+	Sums     bool   // compare them, if the vault has some
 	Found    func(Finding)
 	Progress func(*Place)
 }
@@ -126,6 +130,13 @@ func rest(ctx context.Context, began time.Time, looked int64, rate int) error {
 	}
 }
 
+// Resting returns a function that waits until a number of records has taken as long as a rate says.
+func Resting(rate int) func(ctx context.Context, began time.Time, records int) error {
+	return func(ctx context.Context, began time.Time, records int) error {
+		return rest(ctx, began, int64(records), rate)
+	}
+}
+
 type verifier struct {
 	*Config
 	Options
@@ -142,8 +153,11 @@ func (v *verifier) keyring(ctx context.Context) error {
 }
 
 func (v *verifier) step(ctx context.Context, at *Place) error {
-	if at.Kind != 0 {
+	switch {
+	case at.Kind != 0:
 		return v.rows(ctx, at)
+	case at.Sums:
+		return v.sums(ctx, at)
 	}
 	return v.indexes(ctx, at)
 }
@@ -367,6 +381,8 @@ func (v *verifier) parts(ctx context.Context, r *store.Record) (Problem, error) 
 		return Unreadable, nil
 	case r.Kind == ledger.KindMeta:
 		return 0, nil // the keyring was opened, and counts and marks are not sealed
+	case ledger.OfSums(r.Kind):
+		return 0, nil // they are opened when they are compared
 	case len(r.Shown) == 0 && !slices.Contains(v.Bare, r.Kind):
 		return MissingPart, nil
 	case len(r.Secret) == 0 && slices.Contains(v.Secrets, r.Kind):
@@ -494,7 +510,41 @@ func (v *verifier) indexes(ctx context.Context, at *Place) error {
 		v.Found(Finding{Problem: faults[d.Fault], Record: store.Record{Kind: d.Key.Kind, ID: d.Key.ID, Account: d.Account}, Index: d.Index})
 	}
 	at.Index, at.Looked = next, at.Looked+pageIndex
-	at.over = next == nil
+	at.Sums = next == nil && v.Sums && v.Ledger.SumsStand()
+	at.over = next == nil && !at.Sums
+	return nil
+}
+
+// sums compares the records with their sums. If it cannot, the rest of the report is true all the
+// same.
+func (v *verifier) sums(ctx context.Context, at *Place) error {
+	c, err := v.Ledger.CompareSums(ctx, func(ctx context.Context, began time.Time, n int) error {
+		at.Looked += int64(n)
+		if v.Progress != nil {
+			v.Progress(at)
+		}
+		return rest(ctx, began, int64(n), v.Rate)
+	})
+	if errors.Is(err, ledger.ErrSumsBusy) || ledger.Unreadable(err) {
+		at.over = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	for _, r := range c.Unread {
+		v.found(Altered, r)
+	}
+	if at.Summed, at.over = c.Known(), true; !at.Summed {
+		return nil
+	}
+	for _, place := range c.Surplus.Places() {
+		if c.Doubtful(place) {
+			continue
+		}
+		v.Found(Finding{Problem: Sum, Record: store.Record{Kind: place.Kind, Account: place.Account}, Surplus: c.Surplus[place].Count})
+	}
 	return nil
 }
 

@@ -40,6 +40,7 @@ import (
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/internal/queue"
+	"github.com/cardvault/cardvault/store/internal/sums"
 	"github.com/cardvault/cardvault/store/internal/watch"
 )
 
@@ -115,6 +116,7 @@ type Store struct {
 	changes [256]atomic.Uint64
 
 	watchers watch.List
+	summed   sums.List
 
 	mu     sync.RWMutex
 	h      *handle // nil while the file is not open
@@ -141,6 +143,7 @@ var (
 	_ store.Store    = (*Store)(nil)
 	_ store.Counter  = (*Store)(nil)
 	_ store.Watcher  = (*Store)(nil)
+	_ store.Summer   = (*Store)(nil)
 	_ store.Scrubber = (*Store)(nil)
 	_ store.Repairer = (*Store)(nil)
 )
@@ -204,6 +207,9 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func()) {
 	return s.watchers.Watch(changing)
 }
+
+// Sum implements [store.Summer].
+func (s *Store) Sum(by store.Sums) (stop func()) { return s.summed.Add(by) }
 
 // Changes implements [store.Counter].
 func (s *Store) Changes(kind store.Kind) uint64 {

@@ -13,6 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/sums"
 )
 
 // The buckets. Rows have one for each kind.
@@ -703,6 +704,10 @@ type writer struct {
 	rebuild rebuild      // of the indexes
 
 	tails [256]*tail // by kind; kept from one transaction to the next
+
+	sums  *sums.List
+	shown [2]store.Record // to sums
+	added []store.Key     // of the records that sums have added
 }
 
 // Indexes are all entries that lead to rows.
@@ -720,7 +725,8 @@ type undo struct {
 }
 
 func (w *writer) begin(tx *bolt.Tx, f fanout, copying *compaction) {
-	w.tx, w.copying, w.wrote, w.kinds, w.recall = tx, copying, false, w.kinds[:0], recall{}
+	w.tx, w.copying, w.wrote, w.kinds, w.recall, w.added = tx, copying, false, w.kinds[:0], recall{}, w.added[:0]
+	w.sums.Begin()
 	w.indexes.begin(tx.Bucket, f, copying)
 	w.rebuild.begin(tx, f)
 	w.lister.apart = w.rebuild.under
@@ -822,6 +828,14 @@ func (w *writer) raw(kind store.Kind, id uuid.UUID) []byte {
 // set replaces a row, and what the indexes say of it. Either may be absent.
 func (w *writer) set(kind store.Kind, id uuid.UUID, old, new row) {
 	w.undo = append(w.undo, undo{kind, id, old})
+	if (old.raw != nil || new.raw != nil) && w.sums.Wants() {
+		w.sums.Change(w.show(0, kind, id, &old), w.show(1, kind, id, &new))
+	}
+	w.replace(kind, id, old, new)
+}
+
+// replace is set for a row that is no change to sums.
+func (w *writer) replace(kind store.Kind, id uuid.UUID, old, new row) {
 	w.wrote = true
 	if !slices.Contains(w.kinds, kind) {
 		w.kinds = append(w.kinds, kind)
@@ -831,6 +845,39 @@ func (w *writer) set(kind store.Kind, id uuid.UUID, old, new row) {
 	w.setDue(kind, id, &old, &new)
 	w.setLookups(kind, id, &old, &new)
 	w.rebuild.set(kind, id, &old, &new)
+}
+
+// show returns a row as a record for sums, in one of two places, which the row backs.
+func (w *writer) show(place int, kind store.Kind, id uuid.UUID, r *row) *store.Record {
+	if r.raw == nil {
+		return nil
+	}
+	rec := &w.shown[place]
+	*rec = store.Record{
+		Kind: kind, ID: id, Account: r.account, Parent: r.parent, Class: r.class, Version: r.version,
+		Shown: r.shown, Secret: r.secret,
+	}
+	if r.hasDue {
+		rec.Due = time.UnixMicro(r.due)
+	}
+	return rec
+}
+
+// sum puts the records that sums add to the transaction.
+func (w *writer) sum(rows *slab) {
+	added := w.sums.Records(false)
+	for _, r := range added {
+		if w.doomed(r.Kind, r.ID).version+1 != r.Version {
+			added = w.sums.Records(true)
+			break
+		}
+	}
+	for _, r := range added {
+		new, err := decodeRow(encodeRow(r, rows))
+		check(err)
+		w.replace(r.Kind, r.ID, w.doomed(r.Kind, r.ID), new)
+		w.added = append(w.added, store.Key{Kind: r.Kind, ID: r.ID})
+	}
 }
 
 // tail returns the tail of a bucket of rows.

@@ -105,7 +105,7 @@ func (g *group) keys() (keys []store.Key) {
 			keys = append(keys, store.Key{Kind: o.kind, ID: o.id})
 		}
 	}
-	return keys
+	return append(keys, g.w.added...)
 }
 
 func (s *Store) isClosing() bool {
@@ -137,6 +137,7 @@ func (s *Store) begin() error {
 		return err
 	}
 	g := &s.group
+	g.w.sums = &s.summed
 	if err := guarded(func() error { g.w.begin(tx, s.config.fanout, s.copying); return nil }); err != nil {
 		s.h.rollback(tx)
 		return err
@@ -222,15 +223,20 @@ func (s *Store) commit() {
 	if !g.w.wrote {
 		s.h.rollback(g.tx)
 	} else {
+		err := guarded(func() error { g.w.sum(&g.rows); return nil })
 		defer s.watchers.Changing(g.keys).End()
 		s.changing()
 		s.h.allot(g.tx.Size())
 		s.h.pave(g.tx.Size())
 		s.sampled(g.tx)
-		if err := guarded(func() error { g.w.flush(); return g.tx.Commit() }); err != nil {
+		if err == nil {
+			err = guarded(func() error { g.w.flush(); return g.tx.Commit() })
+		}
+		if err != nil {
 			s.commitFailed(err)
 			return
 		}
+		s.summed.Committed()
 		s.h.ended(g.tx)
 		s.changing()
 		s.freed()

@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/internal/sums"
 	"github.com/cardvault/cardvault/store/internal/watch"
 )
 
@@ -26,6 +27,7 @@ var (
 	_ store.Store   = (*Store)(nil)
 	_ store.Counter = (*Store)(nil)
 	_ store.Watcher = (*Store)(nil)
+	_ store.Summer  = (*Store)(nil)
 	_ store.Loader  = (*tx)(nil)
 )
 
@@ -42,6 +44,7 @@ type Store struct {
 	changes [256]atomic.Uint64
 
 	watchers watch.List
+	summed   sums.List
 }
 
 // New returns an empty store. It may be dropped without Close.
@@ -93,14 +96,23 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return err
 	}
 
+	if err := s.state.check(t.writes); err != nil {
+		return err
+	}
+	t.sum(&s.summed)
 	defer s.watchers.Changing(t.keys).End()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range t.writes {
 		s.changes[w.key.kind].Add(1)
+		s.state.set(w.key, w.record)
 	}
-	return s.state.apply(t.writes)
+	s.summed.Committed()
+	return nil
 }
+
+// Sum implements [store.Summer].
+func (s *Store) Sum(by store.Sums) (stop func()) { return s.summed.Add(by) }
 
 // Watch implements [store.Watcher].
 func (s *Store) Watch(changing func([]store.Key) (changed func())) (stop func()) {
@@ -196,29 +208,27 @@ func places(r *store.Record, f func(index, entry)) {
 	}
 }
 
-// apply makes the writes in their order, all or none.
-func (s *state) apply(writes []write) error {
-	var undo []write
-	set := func(k key, r *store.Record) {
-		undo = append(undo, write{key: k, record: s.rows[k]})
-		s.set(k, r)
-	}
+// check returns an error unless all writes may be made, in their order.
+func (s *state) check(writes []write) (err error) {
+	s.each(writes, func(w write, old *store.Record) {
+		if w.record != nil && err == nil {
+			err = check(w, old)
+		}
+	})
+	return err
+}
 
+// each calls f with the writes and the records in whose place they come, nil for an absent one.
+func (s *state) each(writes []write, f func(w write, old *store.Record)) {
+	made := map[key]*store.Record{}
 	for _, w := range writes {
-		if w.record == nil {
-			set(w.key, nil)
-			continue
+		old, ok := made[w.key]
+		if !ok {
+			old = s.rows[w.key]
 		}
-		if err := check(w, s.rows[w.key]); err != nil {
-			for _, u := range slices.Backward(undo) {
-				s.set(u.key, u.record)
-			}
-			return err
-		}
-		set(w.key, w.record)
+		f(w, old)
+		made[w.key] = w.record
 	}
-
-	return nil
 }
 
 // check returns an error unless a record may be written over old, which may be nil.
@@ -434,6 +444,31 @@ func (t *tx) keys() []store.Key {
 		keys[i] = store.Key{Kind: w.key.kind, ID: w.key.id}
 	}
 	return keys
+}
+
+// sum shows the writes to l, and adds the writes of what that returns.
+func (t *tx) sum(l *sums.List) {
+	l.Begin()
+	t.state.each(t.writes, func(w write, old *store.Record) {
+		if (old != nil || w.record != nil) && l.Wants() {
+			l.Change(old, w.record)
+		}
+	})
+
+	added := l.Records(false)
+	follows := func(r *store.Record) bool {
+		old := t.state.rows[keyOf(r)]
+		return old == nil && r.Version == 1 || old != nil && r.Version == old.Version+1
+	}
+	for _, r := range added {
+		if !follows(r) {
+			added = l.Records(true)
+			break
+		}
+	}
+	for _, r := range added {
+		t.put(r, false)
+	}
 }
 
 func (t *tx) Delete(kind store.Kind, id uuid.UUID) {

@@ -25,6 +25,16 @@ next Put follows that version. A vault that is restored from a backup has the sa
 Views see it. A backup reads the named records again: one that is not named is in it as it was.`,
 	watched,
 }, {
+	"Sum",
+	`A Summer shows each change of a record, from one state to the next, and writes what sums return in
+the same transaction. A change that is not shown has an operator look for a record that was lost.`,
+	summed,
+}, {
+	"SumAtOnce",
+	`What sums return shows with the changes to which it belongs, and not before or after. A vault that
+is killed, or backed up, in between would have sums that are not those of its records.`,
+	summedAtOnce,
+}, {
 	"KeptState",
 	`A Snapshotter keeps one state for as long as fn lasts, while others read and write. A backup
 that is made of two states has deleted cards, or half of a change.`,

@@ -90,6 +90,7 @@ type mutant struct {
 	in      func(tx store.Tx, account uuid.UUID) store.Tx // nil: accounts are not kept apart
 	load    func(tx store.Tx, r *store.Record)
 	watch   func(changing func([]store.Key) func()) (stop func())
+	sum     func(store.Sums) store.Sums
 
 	snapshot func(ctx context.Context, fn func(store.ReadTx) error) error
 	check    checkFunc // nil: indexes are not checked
@@ -169,6 +170,13 @@ func (m *mutant) Watch(changing func([]store.Key) func()) (stop func()) {
 		return m.watch(changing)
 	}
 	return m.Store.(store.Watcher).Watch(changing)
+}
+
+func (m *mutant) Sum(s store.Sums) (stop func()) {
+	if m.sum != nil {
+		s = m.sum(s)
+	}
+	return m.Store.(store.Summer).Sum(s)
 }
 
 // Snapshot shows a copy of the store.
@@ -478,6 +486,55 @@ var mutants = []struct {
 		m.watch = func(changing func([]store.Key) func()) func() {
 			m.Store.(store.Watcher).Watch(changing)
 			return func() {}
+		}
+	}},
+	{"deletions are not shown", "Sum", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums {
+			return wrongSums{Sums: s, change: func(former, next *store.Record) {
+				if next != nil {
+					s.Change(former, next)
+				}
+			}}
+		}
+	}},
+	{"a change has no former record", "Sum", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums {
+			return wrongSums{Sums: s, change: func(_, next *store.Record) { s.Change(nil, next) }}
+		}
+	}},
+	{"a change has no secret part", "Sum", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums {
+			return wrongSums{Sums: s, change: func(former, next *store.Record) {
+				if next != nil {
+					next.Secret = nil
+				}
+				s.Change(former, next)
+			}}
+		}
+	}},
+	{"commits are not told", "Sum", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums { return wrongSums{Sums: s, uncommitted: true} }
+	}},
+	{"records of former versions are put", "Sum", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums {
+			return wrongSums{Sums: s, records: func(bool) []*store.Record {
+				all := s.Records(false)
+				for _, r := range all {
+					r.Version = 1
+					r.ID[1]++
+				}
+				return all
+			}}
+		}
+	}},
+	{"what sums return is not put", "SumAtOnce", func(m *mutant) {
+		m.sum = func(s store.Sums) store.Sums {
+			var last []*store.Record
+			return wrongSums{Sums: s, records: func(anew bool) []*store.Record {
+				put := last
+				last = s.Records(anew)
+				return put
+			}}
 		}
 	}},
 	{"each read of a Snapshot has a state of its own", "KeptState", func(m *mutant) {
@@ -1202,6 +1259,35 @@ func (o *ownWrites) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
 }
 
 // sorting returns a list that sorts each page by compare.
+// A wrongSums is shown changes as a store with a fault shows them.
+type wrongSums struct {
+	store.Sums
+	change      func(former, next *store.Record)
+	records     func(anew bool) []*store.Record
+	uncommitted bool
+}
+
+func (s wrongSums) Change(former, next *store.Record) {
+	if s.change != nil {
+		s.change(former, next)
+		return
+	}
+	s.Sums.Change(former, next)
+}
+
+func (s wrongSums) Records(anew bool) []*store.Record {
+	if s.records != nil {
+		return s.records(anew)
+	}
+	return s.Sums.Records(anew)
+}
+
+func (s wrongSums) Committed() {
+	if !s.uncommitted {
+		s.Sums.Committed()
+	}
+}
+
 func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Query) (*store.List, error) {
 	return func(tx store.ReadTx, q *store.Query) (*store.List, error) {
 		l, err := tx.List(q)

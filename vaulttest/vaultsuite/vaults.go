@@ -226,6 +226,7 @@ func methods(t testing.TB, v *cardvault.Vault) map[string]methodCall {
 		"Reseal":    func(ctx context.Context, v *cardvault.Vault) error { return v.Reseal(ctx) },
 		"KeyReport": func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.KeyReport(ctx)) },
 		"Verify":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Verify(ctx, nil)) },
+		"BeginSums": func(ctx context.Context, v *cardvault.Vault) error { return v.BeginSums(ctx, nil) },
 		"Repair":    func(ctx context.Context, v *cardvault.Vault) error { return errorOf(v.Repair(ctx, nil)) },
 		"Scrub": func(ctx context.Context, v *cardvault.Vault) error {
 			if err := v.Scrub(ctx); !errors.Is(err, cardvault.ErrNotEnabled) {

@@ -34,6 +34,7 @@ import (
 // some thousand records, and wait a few seconds for tokens to lapse. With -short they run
 // once instead of twice.
 func Run(t *testing.T, h storetest.Harness) {
+	t.Run("Sums", func(t *testing.T) { summed(t, h) })
 	for _, run := range []struct {
 		name string
 		wrap func(store.Store) store.Store

@@ -1,0 +1,591 @@
+package ledger
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cardvault/cardvault/internal/layers"
+	"github.com/cardvault/cardvault/internal/seal"
+	"github.com/cardvault/cardvault/internal/sums"
+	"github.com/cardvault/cardvault/store"
+	"github.com/google/uuid"
+)
+
+// Bounds of a record of KindSumChange. It takes no more places than these.
+const (
+	mostPlaces   = 256
+	mostVersions = 1 << 20 // far from the seals that one key may make
+)
+
+// summing keeps the sums of the records, once they were begun. It is the store.Sums of a ledger.
+//
+// In each transaction it adds the changes to a record of KindSumChange of this process, by account
+// and kind. Such records are added up, so a process that does not know what a transaction has
+// written, or has no room in its record, begins another one. FoldSums adds the records that
+// nothing writes any more to the records of KindSum.
+type summing struct {
+	ledger  *Ledger
+	full    chan struct{} // holds a token when a record was left behind
+	folding chan struct{} // holds a token while sums are folded, or compared
+	walking chan struct{} // holds a token while sums are compared
+
+	mu      sync.Mutex // guards the fields below
+	stop    func()     // of store.Summer
+	keys    *seal.SumKeys
+	changes sums.Set   // of the transaction
+	wrote   bool       // the transaction has a record of them
+	present *sumChange // the record of this process; nil: the next has another
+
+	left map[uuid.UUID]bool    // records of this process that it writes no more
+	idle map[uuid.UUID]resting // of other processes, by the last look
+	log  *sumLog               // of a comparison that goes on; nil: none
+
+	failing Seldom
+}
+
+// A sumChange is a record of KindSumChange as the last transaction has left it.
+type sumChange struct {
+	id      uuid.UUID
+	version uint64
+	row     *seal.SumRow
+	set     sums.Set
+}
+
+// A resting record has had a version since a time.
+type resting struct {
+	version uint64
+	since   time.Time
+}
+
+func (s *summing) begin(l *Ledger) {
+	s.ledger, s.left, s.idle = l, map[uuid.UUID]bool{}, map[uuid.UUID]resting{}
+	s.full, s.folding, s.walking = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+}
+
+func (s *summing) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stop != nil {
+		s.stop()
+		s.stop = nil
+	}
+}
+
+// summer returns the store, if it shows its changes.
+func (l *Ledger) summer() (store.Summer, bool) { return layers.As[store.Summer](l.store.Store) }
+
+// openSums has the store show its changes from now on. On a store that shows none, the sums of a
+// vault that has some end: no process can keep them there.
+func (l *Ledger) openSums(ctx context.Context) error {
+	if summer, able := l.summer(); able {
+		stop := summer.Sum(&l.sums)
+		l.sums.mu.Lock()
+		defer l.sums.mu.Unlock()
+		l.sums.stop = stop
+		return nil
+	}
+
+	if !l.Box.Keys().Summed() || l.config.Moving {
+		return nil
+	}
+	l.config.Log.Warn("the store does not show its changes: the sums of the vault end")
+	return l.alter(ctx, &alteration{
+		op: OpBeginSums,
+		next: func(k *seal.Keys, _ *meta) (*seal.Keys, error) {
+			if !k.Summed() {
+				return nil, nil
+			}
+			return k.WithoutSums(), nil
+		},
+		also: func(store.Tx, *seal.Keys, *seal.Keys) error { return nil },
+	})
+}
+
+// Begin implements store.Sums.
+func (s *summing) Begin() bool {
+	if !s.ledger.Box.Keys().Summed() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys == nil {
+		s.keys = s.ledger.Box.Keys().SumKeys()
+	}
+	if s.wrote { // and is perhaps not written
+		s.leave()
+	}
+	s.changes, s.wrote = sums.Set{}, false
+	s.log.begin()
+	return true
+}
+
+// leave has the next transaction begin another record. The caller holds the lock.
+func (s *summing) leave() {
+	if s.present == nil {
+		return
+	}
+	s.left[s.present.id], s.present = true, nil
+	select {
+	case s.full <- struct{}{}:
+	default:
+	}
+}
+
+// OfSums reports whether records of a kind are sums. They are sealed under keys that no rotation
+// changes.
+func OfSums(kind store.Kind) bool { return kind == KindSum || kind == KindSumChange }
+
+// placeOf returns where a record is added up, and whether it is. The records of sums themselves are,
+// except for the last: sums of these would be in them.
+func placeOf(r *store.Record) (at sums.Place, is bool) {
+	at = sums.Place{Account: r.Account, Kind: r.Kind}
+	return at, r.Version != 0 && r.Kind != KindMeta && (!OfSums(r.Kind) || r.Kind == KindSum && r.ID != sumID(uuid.Nil))
+}
+
+// Change implements store.Sums. A record that could not be read when it was deleted is not
+// subtracted: it was lost before, and is said to be.
+func (s *summing) Change(former, next *store.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range []struct {
+		r    *store.Record
+		sign func(a, b sums.Sum) sums.Sum
+	}{{former, sums.Sum.Minus}, {next, sums.Sum.Plus}} {
+		if c.r == nil {
+			continue
+		}
+		if at, is := placeOf(c.r); is {
+			sum := c.sign(sums.Sum{}, sums.Of(s.keys.Element(c.r)))
+			s.changes.Add(at, sum)
+			s.log.add(positionOf(c.r), at, sum)
+		}
+	}
+}
+
+// Records implements store.Sums.
+func (s *summing) Records(fresh bool) (records []*store.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fresh || s.present != nil && s.present.version >= mostVersions {
+		s.leave()
+	}
+	if len(s.changes) == 0 {
+		s.log.forget()
+		return nil
+	}
+
+	changed := false // the present record
+	for at, sum := range s.changes {
+		if p := s.present; p != nil && len(p.set) >= mostPlaces {
+			if _, has := p.set[at]; !has {
+				if changed {
+					records = append(records, p.next())
+				}
+				s.leave()
+			}
+		}
+		if s.present == nil {
+			s.present = s.newChange()
+		}
+		s.present.set.Add(at, sum)
+		changed = true
+	}
+	s.wrote = true
+	records = append(records, s.present.next())
+	last := records[len(records)-1]
+	s.log.end(last.ID, last.Version)
+	return records
+}
+
+func (s *summing) newChange() *sumChange {
+	id := newID()
+	return &sumChange{id: id, row: s.keys.SumRow(KindSumChange, id), set: sums.Set{}}
+}
+
+func newID() (id uuid.UUID) {
+	rand.Read(id[:])
+	return id
+}
+
+// leftOf returns new records with the sums of some places, which this process writes no more.
+func (s *summing) leftOf(of sums.Set, places []sums.Place) (records []*store.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for part := range slices.Chunk(places, restPlaces) {
+		c := s.newChange()
+		for _, at := range part {
+			c.set[at] = of[at]
+		}
+		s.left[c.id] = true
+		records = append(records, c.next())
+	}
+	return records
+}
+
+// next returns the next version of the record.
+func (c *sumChange) next() *store.Record {
+	c.version++
+	return &store.Record{
+		Kind: KindSumChange, ID: c.id, Version: c.version,
+		Shown: c.row.Seal(c.version, c.set.Append(make([]byte, 0, len(c.set)*sums.EntrySize))),
+	}
+}
+
+// Committed implements store.Sums.
+func (s *summing) Committed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wrote = false
+}
+
+// sumID returns the id of the record of KindSum of an account.
+func sumID(account uuid.UUID) uuid.UUID {
+	if account == uuid.Nil {
+		return uuid.Max
+	}
+	return account
+}
+
+// A sumRecord is a record of KindSum. The record of no account counts how often any was written, as
+// its version, so that these transactions come one after the other.
+type sumRecord struct {
+	account uuid.UUID
+	version uint64 // 0: there is none
+	unread  bool   // it cannot be read, and is replaced
+	set     sums.Set
+
+	// beginning is random, and in the record of no account: the last call that begins sums has
+	// written it. What another call has found out is void then.
+	beginning uuid.UUID
+}
+
+// openSum returns a record of KindSum that was read.
+func (s *summing) openSum(r *store.Record) *sumRecord {
+	is := &sumRecord{account: r.ID, version: r.Version, unread: true, set: sums.Set{}}
+	if r.ID == sumID(uuid.Nil) {
+		is.account = uuid.Nil
+	}
+	plain, err := s.keys.SumRow(KindSum, r.ID).Open(r.Version, r.Shown)
+	if err != nil || len(plain) < len(is.beginning) {
+		return is
+	}
+	set, err := sums.Parse(plain[len(is.beginning):])
+	if err != nil {
+		return is
+	}
+	is.unread, is.beginning, is.set = false, uuid.UUID(plain[:len(is.beginning)]), set
+	return is
+}
+
+// put writes the next version. That of no account is always there, and others while they have sums.
+func (r *sumRecord) put(tx store.Tx, next *store.Record) {
+	if r.unread || next == nil {
+		tx.Delete(KindSum, sumID(r.account))
+	}
+	if next != nil {
+		tx.Put(next)
+	}
+}
+
+// next returns the next version, nil for none.
+func (s *summing) nextSum(r *sumRecord) *store.Record {
+	id, version := sumID(r.account), r.version+1
+	if len(r.set) == 0 && r.account != uuid.Nil {
+		return nil
+	}
+	if r.unread {
+		version = 1
+	}
+	plain := r.set.Append(bytes.Clone(r.beginning[:]))
+	return &store.Record{Kind: KindSum, ID: id, Version: version, Shown: s.keys.SumRow(KindSum, id).Seal(version, plain)}
+}
+
+// openChange returns the sums of a record of KindSumChange.
+func (s *summing) openChange(r *store.Record) (sums.Set, error) {
+	plain, err := s.keys.SumRow(KindSumChange, r.ID).Open(r.Version, r.Shown)
+	if err != nil {
+		return nil, err
+	}
+	return sums.Parse(plain)
+}
+
+// useKeys makes the keys before a call reads sums, which another process may have begun.
+func (s *summing) useKeys() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys == nil {
+		s.keys = s.ledger.Box.Keys().SumKeys()
+	}
+}
+
+// opSums is the operation of writes of sums.
+var opSums = Adds("vault.sums")
+
+// errSumsChanged is returned when sums have changed since they were read.
+var errSumsChanged = fmt.Errorf("%w: sums have changed meanwhile", store.ErrConflict)
+
+// A sumAlteration changes records of sums in one transaction.
+type sumAlteration struct {
+	add  sums.Set        // to the records of KindSum
+	gone []*store.Record // are deleted: they are added, or cannot be read
+	left []*store.Record // of KindSumChange, are new
+
+	// next, if set, is the beginning of the record of no account from then on. The present one must
+	// be was then, if that is set.
+	was, next uuid.UUID
+}
+
+// alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
+func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
+	accounts := map[uuid.UUID]sums.Set{uuid.Nil: {}}
+	for at, sum := range a.add {
+		if accounts[at.Account] == nil {
+			accounts[at.Account] = sums.Set{}
+		}
+		accounts[at.Account].Add(at, sum)
+	}
+	read := make(map[uuid.UUID]*store.Record, len(accounts))
+
+	err := l.View(ctx, func(tx store.ReadTx) error {
+		clear(read)
+		for account := range accounts {
+			r, err := getOr(tx, KindSum, sumID(account))
+			if err != nil {
+				return err
+			}
+			read[account] = r
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	records, puts := map[uuid.UUID]*sumRecord{}, map[uuid.UUID]*store.Record{}
+	for account, r := range read {
+		is := &sumRecord{account: account, set: sums.Set{}}
+		if r != nil {
+			is = l.sums.openSum(r)
+		}
+		if is.unread && a.next == uuid.Nil {
+			return fmt.Errorf("%w: the sums of an account cannot be read", ErrDamaged)
+		}
+		is.set.AddAll(accounts[account])
+		records[account] = is
+	}
+	if top := records[uuid.Nil]; a.next != uuid.Nil {
+		if a.was != uuid.Nil && top.beginning != a.was {
+			return errBegunAgain
+		}
+		top.beginning = a.next
+	}
+	for account, is := range records {
+		puts[account] = l.sums.nextSum(is)
+	}
+
+	return l.In(uuid.Nil).Update(store.Patient(ctx), opSums, func(tx store.Tx) error {
+		for _, r := range a.gone {
+			if r.Version != 0 {
+				if same, err := Same(tx, r); !same || err != nil {
+					return cmp.Or(err, errSumsChanged)
+				}
+			}
+			tx.Delete(r.Kind, r.ID)
+		}
+		for _, r := range a.left {
+			tx.Put(r)
+		}
+		for account, is := range records {
+			r, err := getOr(tx, KindSum, sumID(account))
+			switch {
+			case err != nil:
+				return err
+			case r == nil && is.version != 0, r != nil && r.Version != is.version && !(is.unread && r.Version == 0):
+				return errSumsChanged
+			}
+			if r != nil || puts[account] != nil {
+				is.put(tx, puts[account])
+			}
+		}
+		return nil
+	})
+}
+
+// getOr returns a record, nil for an absent one, and without a version for one that cannot be read.
+func getOr(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	r, err := tx.Get(kind, id)
+	switch {
+	case err == nil:
+		return r, nil
+	case Unreadable(err):
+		return &store.Record{Kind: kind, ID: id}, nil
+	case errors.Is(err, store.ErrNotFound):
+		return nil, nil
+	}
+	return nil, err
+}
+
+// Bounds of FoldSums.
+const (
+	foldPage     = 32               // records that are looked at in one transaction
+	foldRecords  = 1024             // that are folded together
+	foldAccounts = 1000             // of which they have sums, about
+	foldPart     = 200              // accounts whose sums change in one transaction
+	restPlaces   = 1500             // of a record with what is left of those: they fit into store.MaxRecord
+	foldPause    = 10 * time.Second // from the first full record: of more records less is written in all
+	foldAfter    = 2 * time.Minute  // without a write, a record of another process is folded
+)
+
+// FollowSums folds sums until ctx ends.
+func (l *Ledger) FollowSums(ctx context.Context) {
+	for {
+		pause := time.Duration(0)
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.sums.full:
+			pause = foldPause
+		case <-time.After(foldAfter / 4):
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		if err := l.FoldSums(ctx); err != nil && ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
+			l.config.Log.Error("sums cannot be folded", "error", err)
+		}
+	}
+}
+
+// FoldSums adds the records of KindSumChange that no process writes any more to the records of
+// KindSum. It leaves records of other processes alone until they have had no change for a while. If
+// such a process goes on after all, its next transaction finds no former record, and begins another.
+func (l *Ledger) FoldSums(ctx context.Context) error {
+	if _, able := l.summer(); !able || !l.Box.Keys().Summed() {
+		return nil
+	}
+	select {
+	case l.sums.folding <- struct{}{}:
+		defer func() { <-l.sums.folding }()
+	default:
+		return nil // after the comparison that goes on
+	}
+
+	l.sums.useKeys()
+	seen, f := map[uuid.UUID]bool{}, newFold()
+	for after := uuid.Nil; ; {
+		var page []*store.Record
+		err := l.View(ctx, func(tx store.ReadTx) (err error) {
+			page, err = tx.Scan(KindSumChange, after, foldPage)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, r := range page {
+			after, seen[r.ID] = r.ID, true
+			if l.sums.rests(r) {
+				f.add(&l.sums, r)
+			}
+		}
+		if len(page) == 0 || len(f.ready) >= foldRecords || len(f.accounts) >= foldAccounts {
+			if err := f.write(ctx, l); err != nil {
+				return err
+			}
+			f = newFold()
+		}
+		if len(page) == 0 {
+			l.sums.forget(seen)
+			return nil
+		}
+	}
+}
+
+// A fold is records of KindSumChange that are folded together.
+type fold struct {
+	ready    []*store.Record // without their parts
+	sums     sums.Set        // of them
+	accounts map[uuid.UUID]bool
+}
+
+func newFold() *fold { return &fold{sums: sums.Set{}, accounts: map[uuid.UUID]bool{}} }
+
+// add takes a record, unless it cannot be read: Verify reports it.
+func (f *fold) add(s *summing, r *store.Record) {
+	set, err := s.openChange(r)
+	if err != nil {
+		return
+	}
+	f.sums.AddAll(set)
+	for at := range set {
+		f.accounts[at.Account] = true
+	}
+	f.ready = append(f.ready, &store.Record{Kind: r.Kind, ID: r.ID, Version: r.Version})
+}
+
+// write writes the sums of some accounts in each transaction, and new records of those that are
+// left. If it ends early, they are folded later.
+func (f *fold) write(ctx context.Context, l *Ledger) error {
+	places := f.sums.Places()
+	for len(f.ready) > 0 {
+		part, accounts := sums.Set{}, map[uuid.UUID]bool{}
+		for ; len(places) > 0; places = places[1:] {
+			at := places[0]
+			if accounts[at.Account] = true; len(accounts) > foldPart {
+				break
+			}
+			part[at] = f.sums[at]
+		}
+
+		left := l.sums.leftOf(f.sums, places)
+		err := l.alterSums(ctx, &sumAlteration{add: part, gone: f.ready, left: left})
+		if again(err) {
+			return nil // another process was faster: the next time
+		}
+		if err != nil {
+			return err
+		}
+		f.ready = left
+	}
+	return nil
+}
+
+// rests reports whether nothing writes a record any more.
+func (s *summing) rests(r *store.Record) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.present != nil && s.present.id == r.ID, r.Version == 0:
+		return false
+	case s.left[r.ID]:
+		return !s.log.has(r.ID)
+	case s.log != nil:
+		return false
+	}
+	is := s.idle[r.ID]
+	if is.version != r.Version {
+		s.idle[r.ID] = resting{r.Version, time.Now()}
+		return false
+	}
+	return time.Since(is.since) >= foldAfter
+}
+
+// forget forgets the records that are not there any more.
+func (s *summing) forget(there map[uuid.UUID]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	absent := func(id uuid.UUID) bool { return !there[id] }
+	maps.DeleteFunc(s.idle, func(id uuid.UUID, _ resting) bool { return absent(id) })
+	if s.log == nil {
+		maps.DeleteFunc(s.left, func(id uuid.UUID, _ bool) bool { return absent(id) })
+	}
+}

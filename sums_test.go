@@ -1,0 +1,338 @@
+package cardvault_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/store/memstore"
+	"github.com/google/uuid"
+)
+
+const kindSumChange store.Kind = 43
+
+// TestSumsOfAccounts: the sums of 1,000 accounts, which no record has room for, are folded. A loss is
+// found in each account.
+func TestSumsOfAccounts(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		const accounts = 1000
+		s, ctx := memstore.New(), t.Context()
+		v, err := cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+		noErr(t, err)
+		noErr(t, v.BeginSums(ctx, nil))
+		lost := map[uuid.UUID]bool{}
+		for range accounts {
+			a, err := v.CreateAccount(ctx, "", nil)
+			noErr(t, err)
+			for range 2 {
+				_, err = v.In(a.ID).Import(ctx, visa, nil)
+				noErr(t, err)
+			}
+			lost[a.ID] = true
+		}
+		changes := func() (n int) {
+			noErr(t, s.View(ctx, func(tx store.ReadTx) error {
+				found, err := tx.Scan(kindSumChange, uuid.Nil, 1000)
+				n = len(found)
+				return err
+			}))
+			return n
+		}
+		if n := changes(); n < 5 {
+			t.Fatalf("%d records have the changes of %d accounts", n, accounts)
+		}
+		noErr(t, v.Drain(ctx))
+		if n := changes(); n > 2 {
+			t.Errorf("%d records of changes are left once they were folded", n)
+		}
+		verify := func(v *cardvault.Vault) *cardvault.VerifyReport {
+			t.Helper()
+			report, err := v.Verify(ctx, &cardvault.VerifyOptions{Most: 2 * accounts})
+			noErr(t, err)
+			if !report.Sums {
+				t.Fatal("the sums were not compared")
+			}
+			return report
+		}
+		if report := verify(v); len(report.Problems) > 0 {
+			t.Fatalf("a vault that is whole has %+v", report.Problems)
+		}
+		noErr(t, v.Close())
+
+		seen := map[uuid.UUID]bool{}
+		noErr(t, s.Update(ctx, func(tx store.Tx) error {
+			for _, r := range recordsOf(t, s) {
+				if r.Kind == kindToken && !seen[r.Account] {
+					seen[r.Account] = true
+					tx.Delete(r.Kind, r.ID)
+				}
+			}
+			return nil
+		}))
+		v, err = cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+		noErr(t, err)
+		report := verify(v)
+		if len(report.Problems) != 1 || report.Problems[0].Kind != cardvault.ProblemSum {
+			t.Fatalf("found %d problems, want the sums alone", len(report.Problems))
+		}
+		for _, f := range report.Problems[0].Findings {
+			if f.Kind != "token" || f.Surplus != -1 || !lost[f.AccountID] {
+				t.Errorf("found %+v", f)
+			}
+			delete(lost, f.AccountID)
+		}
+		if len(lost) > 0 {
+			t.Errorf("nothing is found in %d accounts", len(lost))
+		}
+	})
+}
+
+// TestSumsModel: after any calls, failed commits and restarts sums are those of all records.
+func TestSumsModel(t *testing.T) {
+	seed := uint64(rand.Uint32())
+	t.Logf("seed %d", seed)
+	bubble.Test(t, func(t *testing.T) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		ctx, inner := t.Context(), memstore.New()
+		fails := &frail{} // fails before or after a commit
+		fails.rests(inner)
+		open := func() *cardvault.Vault {
+			v, err := cardvault.New(ctx, summing{fails, inner}, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+			noErr(t, err)
+			return v
+		}
+		v := open()
+		var tokens []uuid.UUID
+		var accounts []uuid.UUID
+		begun := false
+		for range 400 {
+			in := v
+			if len(accounts) > 0 && random.IntN(2) == 0 {
+				in = v.In(accounts[random.IntN(len(accounts))])
+			}
+			if random.IntN(8) == 0 {
+				fails.set(store.ErrOutcomeUnknown, random.IntN(2) == 0)
+			}
+			switch n := random.IntN(12); {
+			case n < 5:
+				if token, err := in.Import(ctx, visa, nil); err == nil {
+					tokens = append(tokens, token.ID)
+				}
+			case n < 8 && len(tokens) > 0:
+				_ = in.Delete(ctx, tokens[random.IntN(len(tokens))]) // perhaps of another account
+			case n == 8:
+				if a, err := v.CreateAccount(ctx, "", nil); err == nil {
+					accounts = append(accounts, a.ID)
+				}
+			case n == 9:
+				fails.set(nil, false)
+				noErr(t, v.Drain(ctx))
+			case n == 10:
+				fails.set(nil, false)
+				noErr(t, v.Close())
+				v = open()
+			default:
+				fails.set(nil, false)
+				if !begun || random.IntN(8) == 0 {
+					begun = true
+					noErr(t, v.BeginSums(ctx, nil))
+				}
+				report, err := v.Verify(ctx, nil)
+				noErr(t, err)
+				if !report.Sums || len(report.Problems) > 0 {
+					t.Fatalf("Verify has compared sums: %t, and found %+v", report.Sums, report.Problems)
+				}
+			}
+			fails.set(nil, false)
+		}
+	})
+}
+
+// A summing store is a decorator that shows its store.
+type summing struct {
+	*frail
+	inner store.Store
+}
+
+func (s summing) Unwrap() store.Store { return s.inner }
+
+// TestSumsRestored: a backup has the sums of its instant. So a vault that was restored from it, or
+// moved, has sums that are right, also with increments, and which find what it loses then.
+func TestSumsRestored(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, keys, opts := t.Context(), mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox}
+		s := memstore.New()
+		v, err := cardvault.New(ctx, s, keys, opts)
+		noErr(t, err)
+		imports := func(n int) {
+			for range n {
+				_, err := v.Import(ctx, visa, nil)
+				noErr(t, err)
+			}
+		}
+		whole := func(s store.Store, o *cardvault.Options, problems int) {
+			t.Helper()
+			v, err := cardvault.New(ctx, s, keys, o)
+			noErr(t, err)
+			_, err = v.Import(ctx, visa, nil)
+			noErr(t, err)
+			report, err := v.Verify(ctx, nil)
+			noErr(t, err)
+			if !report.Sums || len(report.Problems) != problems {
+				t.Errorf("sums were compared: %t, found %+v", report.Sums, report.Problems)
+			}
+			noErr(t, v.Close())
+		}
+		imports(10)
+		noErr(t, v.BeginSums(ctx, nil))
+		imports(1)
+		var full, manifest, increment bytes.Buffer
+		_, err = v.Backup(ctx, &full, &cardvault.BackupOptions{Manifest: &manifest})
+		noErr(t, err)
+		imports(300)
+		_, err = v.Backup(ctx, &increment, &cardvault.BackupOptions{Since: bytes.NewReader(manifest.Bytes())})
+		noErr(t, err)
+
+		to := memstore.New()
+		report, err := cardvault.Restore(ctx, to, keys, bytes.NewReader(full.Bytes()), &cardvault.RestoreOptions{Increments: []io.Reader{&increment}})
+		noErr(t, err)
+		whole(to, &cardvault.Options{Mode: cardvault.Sandbox, Thaw: report.ID}, 0)
+		noErr(t, v.Close())
+
+		there := memstore.New()
+		moved, err := cardvault.Move(ctx, s, there, keys, nil)
+		noErr(t, err)
+		opts = &cardvault.Options{Mode: cardvault.Sandbox, Thaw: moved.ID}
+		whole(there, opts, 0)
+		noErr(t, there.Update(ctx, func(tx store.Tx) error {
+			found, err := tx.Scan(kindToken, uuid.Nil, 1)
+			tx.Delete(kindToken, found[0].ID)
+			return err
+		}))
+		whole(there, opts, 1)
+	})
+}
+
+// TestSumsKilled: a process that is killed leaves sums that are those of the records.
+func TestSumsKilled(t *testing.T) {
+	const child = "CARDVAULT_TEST_SUMS"
+	open := func(dir string) *cardvault.Vault {
+		v, err := cardvault.Open(t.Context(), dir, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+		noErr(t, err)
+		return v
+	}
+	if dir := os.Getenv(child); dir != "" {
+		v := open(dir)
+		for g := range 8 {
+			go func() {
+				for n := 0; ; n++ {
+					token, err := v.Import(context.Background(), visa, nil)
+					if err == nil && n%3 == 0 {
+						err = v.Delete(context.Background(), token.ID)
+					}
+					if err == nil && n%20 == 19 {
+						_, err = v.CreateAccount(context.Background(), "", nil)
+					}
+					if err == nil && g == 0 {
+						err = v.Drain(context.Background())
+					}
+					if err != nil {
+						os.Exit(1)
+					}
+					fmt.Println("imported", n+1)
+				}
+			}()
+		}
+		select {}
+	}
+
+	dir := filepath.Join(t.TempDir(), "vault")
+	v := open(dir)
+	noErr(t, v.BeginSums(t.Context(), nil))
+	for range 4 {
+		noErr(t, v.Close())
+		process := exec.Command(os.Args[0], "-test.run=^TestSumsKilled$")
+		process.Env = append(os.Environ(), child+"="+dir)
+		out, err := process.StdoutPipe()
+		noErr(t, err)
+		noErr(t, process.Start())
+		made, enough := 0, 5+rand.IntN(60)
+		for lines := bufio.NewScanner(out); made < enough && lines.Scan(); {
+			_, _ = fmt.Sscanf(lines.Text(), "imported %d", &made) // else it is another line
+		}
+		if err := process.Process.Kill(); err != nil || made == 0 {
+			t.Fatal("nothing was imported:", err)
+		}
+		_ = process.Wait() // it was killed
+
+		v = open(dir)
+		report, err := v.Verify(t.Context(), nil)
+		noErr(t, err)
+		if !report.Sums || len(report.Problems) > 0 {
+			t.Errorf("sums were compared: %t, found %+v", report.Sums, report.Problems)
+		}
+	}
+	noErr(t, v.Close())
+}
+
+// TestSumsWithout: a vault that has not begun sums writes nothing of them, and a store that does not
+// show its changes keeps none.
+func TestSumsWithout(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, keys := t.Context(), mustKeyBytes(t, make([]byte, cardvault.KeySize))
+		s := memstore.New()
+		opts := &cardvault.Options{Mode: cardvault.Sandbox}
+		v, err := cardvault.New(ctx, s, keys, opts)
+		noErr(t, err)
+		_, err = v.Import(ctx, visa, nil)
+		noErr(t, err)
+		for _, r := range recordsOf(t, s) {
+			if r.Kind >= 42 {
+				t.Errorf("there is a record of kind %d before sums were begun", r.Kind)
+			}
+		}
+		noErr(t, v.BeginSums(ctx, nil))
+		noErr(t, v.Close())
+
+		plain := struct{ store.Store }{s}
+		v, err = cardvault.New(ctx, plain, keys, opts)
+		noErr(t, err)
+		if err := v.BeginSums(ctx, nil); !errors.Is(err, cardvault.ErrNotEnabled) {
+			t.Errorf("BeginSums on a store that shows no changes: %v", err)
+		}
+		_, err = v.Import(ctx, visa, nil)
+		noErr(t, err)
+		report, err := v.Verify(ctx, nil)
+		noErr(t, err)
+		if report.Sums || len(report.Problems) > 0 {
+			t.Errorf("on a store that shows no changes: %+v", report)
+		}
+		noErr(t, v.Close())
+
+		v, err = cardvault.New(ctx, s, keys, opts)
+		noErr(t, err)
+		report, err = v.Verify(ctx, nil)
+		noErr(t, err)
+		if report.Sums || len(report.Problems) > 0 {
+			t.Errorf("sums go on that have ended: %+v", report)
+		}
+		noErr(t, v.BeginSums(ctx, nil))
+		report, err = v.Verify(ctx, nil)
+		noErr(t, err)
+		if !report.Sums || len(report.Problems) > 0 {
+			t.Errorf("begun again: %+v", report)
+		}
+		noErr(t, v.Close())
+	})
+}
