@@ -258,7 +258,7 @@ func sumID(account uuid.UUID) uuid.UUID {
 // its version, so that these transactions come one after the other.
 type sumRecord struct {
 	account uuid.UUID
-	version uint64 // 0: there is none
+	version uint64 // 0: there is no record
 	unread  bool   // it cannot be read, and is replaced
 	set     sums.Set
 
@@ -285,7 +285,7 @@ func (s *summing) openSum(r *store.Record) *sumRecord {
 	return is
 }
 
-// put writes the next version. That of no account is always there, and others while they have sums.
+// put writes the next version. The record of no account is always there, and others while they have sums.
 func (r *sumRecord) put(tx store.Tx, next *store.Record) {
 	if r.unread || next == nil {
 		tx.Delete(KindSum, sumID(r.account))
@@ -437,9 +437,9 @@ func getOr(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error
 const (
 	foldPage     = 32               // records that are looked at in one transaction
 	foldRecords  = 1024             // that are folded together
-	foldAccounts = 1000             // of which they have sums, about
+	foldAccounts = 1000             // whose sums these have, about
 	foldPart     = 200              // accounts whose sums change in one transaction
-	restPlaces   = 1500             // of a record with what is left of those: they fit into store.MaxRecord
+	restPlaces   = 1500             // of a record with the remaining sums: they fit into store.MaxRecord
 	foldPause    = 10 * time.Second // from the first full record: of more records less is written in all
 	foldAfter    = 2 * time.Minute  // without a write, a record of another process is folded
 )
@@ -532,8 +532,7 @@ func (f *fold) add(s *summing, r *store.Record) {
 	f.ready = append(f.ready, &store.Record{Kind: r.Kind, ID: r.ID, Version: r.Version})
 }
 
-// write writes the sums of some accounts in each transaction, and new records of those that are
-// left. If it ends early, they are folded later.
+// write writes the sums of some accounts in each transaction, and new records of the other sums. If it ends early, they are folded later.
 func (f *fold) write(ctx context.Context, l *Ledger) error {
 	places := f.sums.Places()
 	for len(f.ready) > 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A position is a place among all records that are added up. Those of KindSum come last.
+// A position is a place among all records that are added up. Records of KindSum come last.
 type position struct {
 	order int
 	id    uuid.UUID
@@ -36,7 +36,7 @@ func (p position) compare(q position) int {
 }
 
 // A sumLog has the changes that this process makes while it compares sums. The comparison adds up
-// records in many Views. A change behind its position has to be added to what it has, once a View
+// records in many Views. A change behind its position has to be added to its sums, once a View
 // sees the change: it does if it sees the record of KindSumChange of its transaction.
 type sumLog struct {
 	entries []sumEntry
@@ -49,7 +49,7 @@ type sumEntry struct {
 	place sums.Place
 	sum   sums.Sum
 
-	// Of the record with which the change is in the store.
+	// The record with which the change comes into the store.
 	id      uuid.UUID
 	version uint64
 }
@@ -98,8 +98,8 @@ func (l *sumLog) has(id uuid.UUID) bool {
 	return l != nil && slices.ContainsFunc(l.entries, func(e sumEntry) bool { return e.id == id })
 }
 
-// ErrSumsBusy is returned when sums could not be compared because of what other calls, or other
-// processes, have written meanwhile.
+// ErrSumsBusy is returned when sums could not be compared because other calls, or other processes,
+// have written too much meanwhile.
 var ErrSumsBusy = fmt.Errorf("%w: the records change too fast, or in another process, for their sums to be compared", ErrUnavailable)
 
 // A Comparison says how records and sums differ.
@@ -290,7 +290,7 @@ func (w *sumWalk) stored(tx store.ReadTx) (map[uuid.UUID]uint64, error) {
 }
 
 // drain adds the changes behind the position that are stored. Transactions come one after the other,
-// so those before a stored one are decided: what is not stored of them never will be.
+// so those before a stored one are decided: if a change of them is not stored, it never will be.
 func (w *sumWalk) drain(stored map[uuid.UUID]uint64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -375,7 +375,7 @@ func (w *sumWalk) topIn(tx store.ReadTx) (uint64, error) {
 // mostChanges bounds the records of KindSumChange that are read in one transaction.
 const mostChanges = 1 << 12
 
-// changesIn returns the records of KindSumChange, and the versions of those of other processes.
+// changesIn returns the records of KindSumChange, and the versions of the records of other processes.
 func (w *sumWalk) changesIn(tx store.ReadTx) (all []*store.Record, foreign map[uuid.UUID]uint64, err error) {
 	if all, err = tx.Scan(KindSumChange, uuid.Nil, mostChanges+1); err != nil {
 		return nil, nil, err
@@ -430,10 +430,10 @@ var OpBeginSums = Ends("vault.begin_sums")
 var errBegunAgain = fmt.Errorf("%w: another call has begun sums meanwhile", ErrUnavailable)
 
 // ErrNoSums is returned for a store that does not show its changes.
-var ErrNoSums = errors.New("ledger: the store is no store.Summer")
+var ErrNoSums = errors.New("ledger: the store is not a store.Summer")
 
-// BeginSums has all processes keep sums from now on, and adds what they lack of the present records.
-// If it ends early, the next call begins anew. rest is that of CompareSums.
+// BeginSums has all processes keep sums from now on, and adds the present records that they lack.
+// If it ends early, the next call begins anew. rest is as for CompareSums.
 func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, began time.Time, records int) error) error {
 	if _, able := l.summer(); !able {
 		return ErrNoSums

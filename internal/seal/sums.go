@@ -13,11 +13,11 @@ import (
 // Sums are begun, then stand, and may end and begin again. Each is a step.
 const sumStates = 3
 
-// Summed reports whether each process writes sums with its changes. They may not yet be those of all
-// records: see SumsStand.
+// Summed reports whether each process writes sums with its changes. They may not have all records
+// yet: see SumsStand.
 func (k *Keys) Summed() bool { return k.SumSteps%sumStates != 0 }
 
-// SumsStand reports whether the sums are those of all records.
+// SumsStand reports whether the sums have all records.
 func (k *Keys) SumsStand() bool { return k.SumSteps%sumStates == 2 }
 
 // SumBegins returns how often sums were begun.
@@ -79,7 +79,7 @@ const elementSize = 96
 //	| due(8) | version(8) | id(16) | account(16) | last 16 bytes of shown | last 16 bytes of secret
 //
 // Integers are big-endian. The last bytes of a sealed part are its tag, which depends on all of
-// it and of what it is bound to. Bytes that a shorter part lacks are zero.
+// it and of the columns that it binds. Bytes that a shorter part lacks are zero.
 func (s *SumKeys) Element(r *store.Record) (element [16]byte) {
 	var b [elementSize]byte
 	b[0], b[1] = byte(r.Kind), r.Class
@@ -123,7 +123,7 @@ func (s *SumKeys) SumRow(kind store.Kind, id uuid.UUID) *SumRow {
 }
 
 // A SumRow seals and opens the versions of one row of sums, under a key of its own: so the number
-// of versions that a row can have is that of seals under one key, 2^32. A seal needs no grant of a
+// of versions of a row is bounded by the seals under one key, 2^32. A seal needs no grant of a
 // Box.
 type SumRow struct {
 	kind store.Kind

@@ -71,7 +71,7 @@ func (a *adder) Change(from, to *store.Record) {
 func (a *adder) all() map[store.Key]uint64 {
 	all := maps.Clone(a.versions)
 	maps.Copy(all, a.pending)
-	maps.DeleteFunc(all, func(_ store.Key, is uint64) bool { return is == 0 })
+	maps.DeleteFunc(all, func(_ store.Key, last uint64) bool { return last == 0 })
 	return all
 }
 
@@ -172,14 +172,14 @@ func watchedSums(s store.Store) (named func() bool) {
 	if !ok {
 		return func() bool { return true }
 	}
-	var found atomic.Bool
+	var sum atomic.Bool
 	stop := w.Watch(func(keys []store.Key) func() {
 		if slices.ContainsFunc(keys, func(k store.Key) bool { return k.Kind == kindSum }) {
-			found.Store(true)
+			sum.Store(true)
 		}
 		return func() {}
 	})
-	return func() bool { stop(); return found.Load() }
+	return func() bool { stop(); return sum.Load() }
 }
 
 // agrees checks that an adder knows what the store holds, and that the last of its records says so.

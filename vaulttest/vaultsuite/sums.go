@@ -158,7 +158,7 @@ func sumsFind(t *testing.T, open func() store.Store) {
 	}, 1)
 }
 
-// Sums are those of the records while these change, also when they are begun and compared.
+// Sums agree with the records while these change, also when they are begun and compared.
 func sumsWhileUsed(t *testing.T, open func() store.Store) {
 	v := vaultOn(t, open(), &cardvault.Options{Mode: cardvault.Sandbox, Network: new(till), Webhooks: new(mailbox)})
 	newHook(t, v, receiver)
