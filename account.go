@@ -296,7 +296,7 @@ type AccountState uint8
 const (
 	AccountOpen    = AccountState(ledger.Standing)
 	AccountFrozen  = AccountState(ledger.Frozen)  // until [Vault.ThawAccount]
-	AccountClosing = AccountState(ledger.Closing) // what it had is being erased
+	AccountClosing = AccountState(ledger.Closing) // its records are being erased
 	AccountClosed  = AccountState(ledger.Closed)  // nothing of it is left
 )
 

@@ -43,7 +43,7 @@ type Anchor interface {
 
 // AnchorDir returns an Anchor in a folder, as a file of mode 0600. Several processes may use it,
 // also over a file system that they share. The folder has to be there: so a volume that is not
-// mounted is an error, and not an anchor that is empty. Use one that is not copied, restored and
+// mounted is an error, and not an anchor that is empty. Use an anchor that is not copied, restored and
 // rolled back together with the store. Open refuses one inside the folder of the vault.
 func AnchorDir(dir string) Anchor { return anchordir.New(dir) }
 
@@ -65,7 +65,7 @@ func anchorApart(a Anchor, dir string) error {
 
 // A RollbackError says how a store differs from its anchor. It wraps ErrRolledBack.
 //
-// If the store is not the latest one, find that and open it. If there is none, such as after a
+// If the store is not the latest one, find that and open it. If it does not exist any more, such as after a
 // restore from a backup or a failover to a standby that was behind, set [Options.AcceptRollback] to
 // ID: the vault goes on from here, the audit log has vault.accept_rollback, and the commits
 // between the two points are lost, deletions and revocations too. A store that went on apart from

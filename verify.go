@@ -96,7 +96,7 @@ type Finding struct {
 	// record of the whole vault, and if neither can be read.
 	AccountID uuid.UUID
 
-	// Surplus is how many records of the kind the account has more than the vault wrote, for
+	// Surplus is the number of records of the kind that the account has more than the vault wrote, for
 	// [ProblemSum]. It is negative if some were lost, and zero if one was put back as it was before,
 	// or as many were added as lost.
 	Surplus int64
@@ -153,13 +153,13 @@ type BeginSumsOptions struct {
 // BeginSums has the vault keep sums of its records from now on, by account and kind, under a key:
 // each write adds to them, and [Vault.Verify] compares them with the records. It adds up the present
 // records for that, which takes as long as a read of all. The vault works meanwhile. Call
-// [Vault.Verify] before: what is lost by now is not in the sums.
+// [Vault.Verify] before: records that are lost by now are not in the sums.
 //
 // Another call begins the sums anew: the records are right as they are. So it also ends the
 // reports of a loss that was looked into. If a call ends early, there are no sums until another
 // one has ended.
 //
-// A program of a version without sums cannot open the vault any more. Sums find whoever writes
+// A program of a version without sums cannot open the vault any more. Sums find an attacker who writes
 // rows of the store and cannot read the keyring. They do not find a store whose rows were all
 // put back, sums included: that is what [Options.Anchor] is for.
 //

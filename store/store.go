@@ -405,12 +405,12 @@ type Sums interface {
 
 	// Change is called with a record before and after a change, nil where it is absent. Version is
 	// 0 in a record that cannot be read. Lookup need not be set, and nothing of the two is used
-	// once Change has returned. A change that is taken back is a change too, and so is one
+	// once Change has returned. A change that is taken back is a change too, and so is a write
 	// that leaves the record as it was.
 	Change(former, next *Record)
 
-	// Records returns what to put in the transaction, behind its last change. These records are no
-	// changes. Each follows its stored version, as in Put. If one does not, or cannot be
+	// Records returns what to put in the transaction, behind its last change. These records do not
+	// count as changes. Each follows its stored version, as in Put. If one does not, or cannot be
 	// read, nothing may be written with them: the store begins the transaction again, or calls
 	// Records once more, with anew. Then all are new records.
 	Records(anew bool) []*Record
@@ -458,7 +458,7 @@ type Checker interface {
 type Repairer interface {
 	// Repair makes a part of the indexes agree with the records, in one transaction for about
 	// limit records and entries, from a place on: a nil place is the beginning. It returns the
-	// next place, which is nil once all is done, and durable. Places are as those of
+	// next place, which is nil once all is done, and durable. Places are like the ones of
 	// [Checker.Check]: each is good in another process, also after a crash.
 	//
 	// Other calls go on beside it, and no record is changed. An entry of a record that is there

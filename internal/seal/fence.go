@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A Fence keeps everybody out of the place from which a vault moves to another.
+// A Fence closes the place from which a vault moves to another.
 type Fence struct {
 	Move uuid.UUID // random
 	At   time.Time

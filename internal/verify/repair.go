@@ -25,7 +25,7 @@ const (
 	Repaired
 )
 
-// PlaceLasts is how long after it was marked a RepairPlace can be gone on from. What lies before it
+// A repair can go on from a RepairPlace until PlaceLasts after it was marked. What lies before it
 // is not looked at once more, and may have been damaged since.
 const PlaceLasts = 24 * time.Hour
 
@@ -34,7 +34,7 @@ type RepairPlace struct {
 	Vault uuid.UUID
 	Stage Stage
 	Found bool   // damage of an index, when Looking
-	At    *Place // when looking; its Records are those of this call
+	At    *Place // when looking; its Records are counted in this call
 	mend  []byte // of store.Repairer, when Mending
 }
 

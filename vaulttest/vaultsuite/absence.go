@@ -114,7 +114,7 @@ func inMemory(t testing.TB, numbers []veiled) []bool {
 	return found
 }
 
-// A discreetUpdater reports what it is told, and keeps references alone.
+// A discreetUpdater reports each call, and keeps references alone.
 type discreetUpdater struct {
 	*office
 	mu         sync.Mutex
@@ -285,7 +285,7 @@ func (a *absence) replace() {
 // the tokens: each way of replacing a card is used for every one.
 const absenceTokens, strayNumbers = 3, 1
 
-// searchMemory searches the memory of this process for the numbers, and for one that is there.
+// searchMemory searches the memory of this process for the numbers, and for a number that is there.
 func (a *absence) searchMemory() {
 	var kept []byte
 	mark := newVeiled()

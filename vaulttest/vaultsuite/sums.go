@@ -144,7 +144,7 @@ func sumsFind(t *testing.T, open func() store.Store) {
 		return uuid.Nil, false
 	}, 0)
 
-	// The store shows these deletions, as it shows those of a vault.
+	// The store shows these deletions, as it shows deletions of a vault.
 	var gone []*store.Record
 	for _, kind := range fullKinds {
 		gone = append(gone, last(after, kind))
