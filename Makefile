@@ -39,7 +39,7 @@ export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
 # Besides, tests in which the race detector sees nothing that others do not show it: they
 # change bytes, methods or answers one after another, kill processes that do one thing at a
 # time, or pass hours of virtual time with a few jobs.
-export ALONE := ^Test(Damage|DamagedBackup|DamagedFiles|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask|Restless|AuditMethods|NothingIsLeft|TranscriptsOmitAbsent|TranscriptsIgnoreUnknown|AuditKilled|BackupKilled|LedgerKilled|RestoreKilled|DeliveryRetries|PastBesideALostOne|Polling|ProvisionRefused|RetriesBesideALostDelivery|RetryAfter|SweepOfALiar|UpdaterRefusesMerchants)$$
+export ALONE := ^Test(Damage|DamagedBackup|DamagedFiles|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask|Restless|AuditMethods|NothingIsLeft|TranscriptsOmitAbsent|TranscriptsIgnoreUnknown|AuditKilled|BackupKilled|LedgerKilled|RestoreKilled|SumsKilled|SumsOfAccounts|DeliveryRetries|PastBesideALostOne|Polling|ProvisionRefused|RetriesBesideALostDelivery|RetryAfter|SweepOfALiar|UpdaterRefusesMerchants)$$
 
 # Packages that read the sources and documents of the repository: no mode changes those.
 export TEXTS := /internal/(doctest|floorplan)$$
