@@ -130,7 +130,7 @@ func (c *cli) root() *cobra.Command {
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")
 
 	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.verify(), c.repair(), c.changeKey(),
-		c.backup(), c.restore(), c.thaw(), c.move(), c.scrub(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
+		c.backup(), c.restore(), c.thaw(), c.move(), c.scrub(), c.sums(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
 	return root
 }
 

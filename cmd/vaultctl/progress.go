@@ -69,8 +69,11 @@ func (p *progress) moved(at cardvault.BackupProgress) {
 // verified shows the progress of a verification.
 func (p *progress) verified(at cardvault.VerifyProgress) {
 	text := fmt.Sprintf("%d records, %d findings", at.Records, at.Found)
-	if at.Indexes {
+	switch {
+	case at.Indexes:
 		text += "; all records were read"
+	case at.Sums:
+		text += "; sums are compared"
 	}
 	p.sofar(text)
 }

@@ -22,7 +22,7 @@ func (c *cli) verify() *cobra.Command {
 			"On a folder it compares the indexes with the records too. It changes nothing.\n\n" +
 			"Each damaged record is named, with the calls that fail, the parts that still work, and the remedy. The exit status is 3 then.\n\n" +
 			"If it is interrupted, it prints a report of the records so far, and a position. With --position another verify goes on there, and reports the rest alone.\n\n" +
-			"It does not see a record that was lost with all of its index entries, or a former version of a record that was put back. The audit log has a command of its own: audit verify.",
+			"Without sums it does not see a record that was lost with all of its index entries, or a former version of a record that was put back: see the command sums. The audit log has a command of its own: audit verify.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if opts.Rate < 0 || opts.Most < 1 {
@@ -64,7 +64,7 @@ func damageOf(r *cardvault.VerifyReport) error {
 }
 
 func verifyObject(r *cardvault.VerifyReport) object {
-	return object{"records": r.Records, "problems": problemObjects(r.Problems), "position": r.Position, "indexes_compared": r.Indexes}
+	return object{"records": r.Records, "problems": problemObjects(r.Problems), "position": r.Position, "indexes_compared": r.Indexes, "sums_compared": r.Sums}
 }
 
 func problemObjects(all []cardvault.Problem) []object {
@@ -72,7 +72,7 @@ func problemObjects(all []cardvault.Problem) []object {
 	for _, p := range all {
 		findings := []object{}
 		for _, f := range p.Findings {
-			findings = append(findings, object{"kind": f.Kind, "id": idText(f.ID), "account_id": idText(f.AccountID), "index": f.Index})
+			findings = append(findings, object{"kind": f.Kind, "id": idText(f.ID), "account_id": idText(f.AccountID), "index": f.Index, "surplus": f.Surplus})
 		}
 		problems = append(problems, object{"kind": p.Kind, "count": p.Count, "findings": findings, "hurt": p.Hurt, "safe": p.Safe, "remedy": p.Remedy})
 	}
@@ -82,15 +82,19 @@ func problemObjects(all []cardvault.Problem) []object {
 // verifyText returns a report as text. A resumed verification knows only the rest of the vault.
 func verifyText(r *cardvault.VerifyReport, resumed bool) string {
 	var b strings.Builder
+	records := fmt.Sprintf("%d records", r.Records)
+	if r.Sums {
+		records += ", and their sums"
+	}
 	switch {
 	case r.Position != "":
 		fmt.Fprintf(&b, "Verify has ended early: %d records were read.\n", r.Records)
 	case len(r.Problems) > 0:
 		fmt.Fprintf(&b, "%d records were read.\n", r.Records)
 	case resumed:
-		fmt.Fprintf(&b, "The rest of the vault is whole: %d records.\n", r.Records)
+		fmt.Fprintf(&b, "The rest of the vault is whole: %s.\n", records)
 	default:
-		fmt.Fprintf(&b, "The vault is whole: %d records.\n", r.Records)
+		fmt.Fprintf(&b, "The vault is whole: %s.\n", records)
 	}
 
 	switch {
@@ -111,10 +115,20 @@ func problemText(p cardvault.Problem) string {
 }
 
 func findingsText(p cardvault.Problem) string {
+	sums := p.Kind == cardvault.ProblemSum
 	rows := [][]string{{"RECORD", "ID", "ACCOUNT", "INDEX"}}
-	for _, f := range p.Findings {
-		rows = append(rows, []string{f.Kind, cmp.Or(idText(f.ID), "-"), cmp.Or(idText(f.AccountID), "-"), cmp.Or(string(f.Index), "-")})
+	if sums {
+		rows = [][]string{{"RECORD", "ACCOUNT", "SURPLUS"}}
 	}
+	for _, f := range p.Findings {
+		account := cmp.Or(idText(f.AccountID), "-")
+		row := []string{f.Kind, cmp.Or(idText(f.ID), "-"), account, cmp.Or(string(f.Index), "-")}
+		if sums {
+			row = []string{f.Kind, account, fmt.Sprintf("%+d", f.Surplus)}
+		}
+		rows = append(rows, row)
+	}
+
 	text := table(rows...)
 	if more := p.Count - int64(len(p.Findings)); more > 0 {
 		text += fmt.Sprintf("and %d more: see --most\n", more)

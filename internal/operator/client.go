@@ -257,6 +257,14 @@ func (c *Client) Scrub(ctx context.Context) error {
 	return c.call(ctx, &request{Call: "scrub"}, reply{})
 }
 
+// BeginSums is [cardvault.Vault.BeginSums].
+func (c *Client) BeginSums(ctx context.Context, opts *cardvault.BeginSumsOptions) error {
+	if opts == nil {
+		opts = new(cardvault.BeginSumsOptions)
+	}
+	return c.call(ctx, &request{Call: "begin-sums", Search: &search{Rate: opts.Rate}}, reply{})
+}
+
 // CreateAccount is [cardvault.Vault.CreateAccount], without options.
 func (c *Client) CreateAccount(ctx context.Context, name string, _ *cardvault.AccountOptions) (a *cardvault.Account, err error) {
 	err = c.call(ctx, &request{Call: "create-account", Name: name}, reply{result: &a})

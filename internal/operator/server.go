@@ -323,6 +323,13 @@ var calls = map[string]method{
 	"scrub": func(ctx context.Context, v Vault, _ *request, _ *answer) (any, error) {
 		return nil, v.Scrub(ctx)
 	},
+	"begin-sums": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		opts := new(cardvault.BeginSumsOptions)
+		if r.Search != nil {
+			opts.Rate = r.Search.Rate
+		}
+		return nil, v.BeginSums(ctx, opts)
+	},
 	"freeze": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		return given(v.FreezeAccount(ctx, r.Account))
 	},

@@ -23,6 +23,7 @@ type Vault interface {
 	Reseal(context.Context) error
 	RetireTerm(ctx context.Context, term uint32) error
 	Scrub(context.Context) error
+	BeginSums(context.Context, *cardvault.BeginSumsOptions) error
 	Repair(context.Context, *cardvault.RepairOptions) (*cardvault.RepairReport, error)
 
 	CreateAccount(ctx context.Context, name string, opts *cardvault.AccountOptions) (*cardvault.Account, error)

@@ -170,6 +170,7 @@ func sumsWhileUsed(t *testing.T, open func() store.Store) {
 	for n := range 40 {
 		importCard(t, v, testCard(n), nil)
 	}
+
 	stop := make(chan struct{})
 	var used sync.WaitGroup
 	for g := range 4 {
@@ -197,6 +198,7 @@ func sumsWhileUsed(t *testing.T, open func() store.Store) {
 			}
 		})
 	}
+
 	noError(t, v.BeginSums(t.Context(), nil))
 	for range 6 {
 		report := must(v.Verify(t.Context(), nil))(t)
