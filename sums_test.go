@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -282,6 +283,47 @@ func TestSumsKilled(t *testing.T) {
 		if !report.Sums || len(report.Problems) > 0 {
 			t.Errorf("sums were compared: %t, found %+v", report.Sums, report.Problems)
 		}
+	}
+	noErr(t, v.Close())
+}
+
+// TestSumsClosed: a vault is closed while calls are at its store. What they write is in the sums.
+func TestSumsClosed(t *testing.T) {
+	ctx, s := t.Context(), memstore.New()
+	open := func() *cardvault.Vault {
+		v, err := cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+		noErr(t, err)
+		return v
+	}
+	v := open()
+	noErr(t, v.BeginSums(ctx, nil))
+
+	for range 20 {
+		var calls sync.WaitGroup
+		imported := make(chan struct{}, 1)
+		for range 16 {
+			calls.Go(func() {
+				for {
+					if _, err := v.Import(ctx, visa, nil); err != nil {
+						return
+					}
+					select {
+					case imported <- struct{}{}:
+					default:
+					}
+				}
+			})
+		}
+		<-imported
+		noErr(t, v.Close())
+		calls.Wait()
+		v = open()
+	}
+
+	report, err := v.Verify(ctx, nil)
+	noErr(t, err)
+	if !report.Sums || len(report.Problems) > 0 {
+		t.Errorf("sums were compared: %t, found %+v", report.Sums, report.Problems)
 	}
 	noErr(t, v.Close())
 }

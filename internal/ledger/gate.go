@@ -30,8 +30,13 @@ type gate struct {
 	mu     sync.Mutex
 	inside int
 	open   bool // for all: the vault is closed
-	lanes  map[lane]*queueAtGate
-	turns  list.List // of *queueAtGate, none of them empty; there is one only if inside is gateWidth
+
+	// Once it is open, entered is called before a call is alone inside, and left when none is. The
+	// caller holds mu.
+	entered, left func()
+
+	lanes map[lane]*queueAtGate
+	turns list.List // of *queueAtGate, none of them empty; there is one only if inside is gateWidth
 }
 
 type queueAtGate struct {
@@ -50,6 +55,9 @@ type atGate struct {
 func (g *gate) enter(ctx context.Context, l lane) error {
 	g.mu.Lock()
 	if g.inside < gateWidth || g.open {
+		if g.open && g.inside == 0 {
+			g.entered()
+		}
 		g.inside++
 		g.mu.Unlock()
 		return nil
@@ -96,7 +104,9 @@ func (g *gate) leave() {
 func (g *gate) next() {
 	first := g.turns.Front()
 	if first == nil {
-		g.inside--
+		if g.inside--; g.open && g.inside == 0 {
+			g.left()
+		}
 		return
 	}
 	q := first.Value.(*queueAtGate)
@@ -115,11 +125,11 @@ func (g *gate) remove(q *queueAtGate, place *list.Element) *atGate {
 }
 
 // close ends all waiting calls with ErrClosed. Running jobs may still store their results,
-// if the store is open.
-func (g *gate) close() {
+// if the store is open: entered and left frame them.
+func (g *gate) close(entered, left func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.open = true
+	g.open, g.entered, g.left = true, entered, left
 	for _, q := range g.lanes {
 		for q.waiting.Len() > 0 {
 			w := q.waiting.Remove(q.waiting.Front()).(*atGate)
@@ -129,4 +139,7 @@ func (g *gate) close() {
 	}
 	g.lanes = nil
 	g.turns.Init()
+	if g.inside == 0 {
+		left()
+	}
 }

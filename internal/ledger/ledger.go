@@ -136,8 +136,7 @@ func (l *Ledger) Close() bool {
 	if l.closed.Swap(true) {
 		return false
 	}
-	l.gate.close()
-	l.sums.close()
+	l.gate.close(func() { l.sums.open() }, l.sums.close) // calls that are at the store change sums too
 	return true
 }
 

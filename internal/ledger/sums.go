@@ -70,6 +70,19 @@ func (s *summing) begin(l *Ledger) {
 	s.full, s.folding, s.walking = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
+// open has the store show its changes, if it can.
+func (s *summing) open() (able bool) {
+	summer, able := s.ledger.summer()
+	if !able {
+		return false
+	}
+	stop := summer.Sum(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop = stop
+	return true
+}
+
 func (s *summing) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,15 +98,7 @@ func (l *Ledger) summer() (store.Summer, bool) { return layers.As[store.Summer](
 // openSums has the store show its changes from now on. On a store that shows none, the sums of a
 // vault that has some end: no process can keep them there.
 func (l *Ledger) openSums(ctx context.Context) error {
-	if summer, able := l.summer(); able {
-		stop := summer.Sum(&l.sums)
-		l.sums.mu.Lock()
-		defer l.sums.mu.Unlock()
-		l.sums.stop = stop
-		return nil
-	}
-
-	if !l.Box.Keys().Summed() || l.config.Moving {
+	if l.sums.open() || !l.Box.Keys().Summed() || l.config.Moving {
 		return nil
 	}
 	l.config.Log.Warn("the store does not show its changes: the sums of the vault end")
@@ -337,6 +342,7 @@ type sumAlteration struct {
 	add  sums.Set        // to the records of KindSum
 	gone []*store.Record // are deleted: they are added, or cannot be read
 	left []*store.Record // of KindSumChange, are new
+	anew []uuid.UUID     // accounts whose records of KindSum could not be read
 
 	// next, if set, is the beginning of the record of no account from then on. The present one must
 	// be was then, if that is set.
@@ -346,6 +352,9 @@ type sumAlteration struct {
 // alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
 func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	accounts := map[uuid.UUID]sums.Set{uuid.Nil: {}}
+	for _, account := range a.anew {
+		accounts[account] = sums.Set{}
+	}
 	for at, sum := range a.add {
 		if accounts[at.Account] == nil {
 			accounts[at.Account] = sums.Set{}
@@ -369,14 +378,16 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 		return err
 	}
 
+	left := slices.Clone(a.left)
 	records, puts := map[uuid.UUID]*sumRecord{}, map[uuid.UUID]*store.Record{}
 	for account, r := range read {
 		is := &sumRecord{account: account, set: sums.Set{}}
 		if r != nil {
 			is = l.sums.openSum(r)
 		}
-		if is.unread && a.next == uuid.Nil {
-			return fmt.Errorf("%w: the sums of an account cannot be read", ErrDamaged)
+		if is.unread && a.next == uuid.Nil { // until sums are begun anew
+			left = append(left, l.sums.leftOf(accounts[account], accounts[account].Places())...)
+			continue
 		}
 		is.set.AddAll(accounts[account])
 		records[account] = is
@@ -400,7 +411,7 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 			}
 			tx.Delete(r.Kind, r.ID)
 		}
-		for _, r := range a.left {
+		for _, r := range left {
 			tx.Put(r)
 		}
 		for account, is := range records {

@@ -454,8 +454,14 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 		return err
 	}
 
-	lost := slices.DeleteFunc(c.Unread, func(r *store.Record) bool { return r.ID == sumID(uuid.Nil) }) // that is written in any case
-	add := sums.Set{}
+	last := &sumAlteration{add: sums.Set{}, was: mine, next: mine, anew: slices.Collect(maps.Keys(c.unsummed))}
+	for _, r := range c.Unread {
+		if r.Kind == KindSumChange {
+			last.gone = append(last.gone, r)
+		}
+	}
+
+	add := last.add
 	for _, at := range c.Surplus.Places() {
 		if add[at] = c.Surplus[at]; len(add) == mostPlaces {
 			if err := l.addSums(ctx, &sumAlteration{add: add, was: mine, next: mine}); err != nil {
@@ -464,7 +470,7 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 			clear(add)
 		}
 	}
-	if err := l.addSums(ctx, &sumAlteration{add: add, gone: lost, was: mine, next: mine}); err != nil {
+	if err := l.addSums(ctx, last); err != nil {
 		return err
 	}
 	return l.sumStep(ctx, func(k *seal.Keys) bool { return k.Summed() && !k.SumsStand() })

@@ -148,6 +148,7 @@ var otherwise = map[string]string{
 	"internal/seal/seal.go: 1":             "a picture",
 	"internal/seal/seal.go: 2":             "a format",
 	"internal/seal/seal.go: 3":             "a format",
+	"internal/seal/sums.go: 1":             "a format",
 	"internal/transcript/transcript.go: 1": "a format",
 	"internal/wire/wire.go: 1":             "tags of fields",
 	"payone/payone.go: 2":                  "a table",
