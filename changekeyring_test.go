@@ -844,7 +844,7 @@ func TestLaterFormat(t *testing.T) {
 	open := vaultWith(t, e, keysOf(kms))
 	row := e.rows[e.at(kindMeta, keyringID)].Clone()
 	fields := fieldsOf(row)
-	fields[7] = []byte{5}
+	fields[7] = []byte{6}
 	row.Shown = recordOf(fields)
 	e.rows[e.at(kindMeta, keyringID)] = row
 	if _, err := cardvault.New(t.Context(), e, keysOf(kms), nil); !errors.Is(err, cardvault.ErrFormat) {
