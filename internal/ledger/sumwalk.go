@@ -436,7 +436,7 @@ var ErrNoSums = errors.New("ledger: the store is not a store.Summer")
 // If it ends early, the next call begins anew. rest is as for CompareSums.
 func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, began time.Time, records int) error) error {
 	if _, able := l.summer(); !able {
-		return ErrNoSums
+		return cmp.Or(l.View(ctx, func(store.ReadTx) error { return nil }), ErrNoSums)
 	}
 	if err := l.sumStep(ctx, func(k *seal.Keys) bool { return !k.Summed() }); err != nil {
 		return err
