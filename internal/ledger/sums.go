@@ -349,8 +349,8 @@ type sumAlteration struct {
 	was, next uuid.UUID
 }
 
-// alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
-func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
+// accounts returns what is added to the sums of each account that the alteration is about.
+func (a *sumAlteration) accounts() map[uuid.UUID]sums.Set {
 	accounts := map[uuid.UUID]sums.Set{uuid.Nil: {}}
 	for _, account := range a.anew {
 		accounts[account] = sums.Set{}
@@ -361,6 +361,12 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 		}
 		accounts[at.Account].Add(at, sum)
 	}
+	return accounts
+}
+
+// alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
+func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
+	accounts := a.accounts()
 	read := make(map[uuid.UUID]*store.Record, len(accounts))
 
 	err := l.View(ctx, func(tx store.ReadTx) error {
