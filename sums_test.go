@@ -99,7 +99,7 @@ func TestSumsOfAccounts(t *testing.T) {
 	})
 }
 
-// TestSumsModel: after any calls, failed commits and restarts sums are those of all records.
+// TestSumsModel: after any calls, failed commits and restarts sums agree with all records.
 func TestSumsModel(t *testing.T) {
 	seed := uint64(rand.Uint32())
 	t.Logf("seed %d", seed)
@@ -169,7 +169,7 @@ type summing struct {
 func (s summing) Unwrap() store.Store { return s.inner }
 
 // TestSumsRestored: a backup has the sums of its instant. So a vault that was restored from it, or
-// moved, has sums that are right, also with increments, and which find what it loses then.
+// moved, has sums that are right, also with increments, and which find a later loss.
 func TestSumsRestored(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		ctx, keys, opts := t.Context(), mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox}
@@ -225,7 +225,7 @@ func TestSumsRestored(t *testing.T) {
 	})
 }
 
-// TestSumsKilled: a process that is killed leaves sums that are those of the records.
+// TestSumsKilled: a process that is killed leaves sums that agree with the records.
 func TestSumsKilled(t *testing.T) {
 	const child = "CARDVAULT_TEST_SUMS"
 	open := func(dir string) *cardvault.Vault {
@@ -287,7 +287,7 @@ func TestSumsKilled(t *testing.T) {
 	noErr(t, v.Close())
 }
 
-// TestSumsClosed: a vault is closed while calls are at its store. What they write is in the sums.
+// TestSumsClosed: a vault is closed while calls are at its store. Their writes are in the sums.
 func TestSumsClosed(t *testing.T) {
 	ctx, s := t.Context(), memstore.New()
 	open := func() *cardvault.Vault {

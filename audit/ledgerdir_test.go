@@ -32,7 +32,7 @@ func TestLedgerDir(t *testing.T) {
 	})
 }
 
-// TestLedgerDirModes: a folder that others may write to takes no part, and says what to do. One that
+// TestLedgerDirModes: a folder that others may write to takes no part, and says what to do. A folder that
 // they may read does, and is logged once.
 func TestLedgerDirModes(t *testing.T) {
 	if runtime.GOOS == "windows" {

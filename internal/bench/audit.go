@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"path/filepath"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -24,51 +22,15 @@ func (b *bench) audits(ctx context.Context) (err error) {
 		return err
 	}
 
-	const accounts = 1000
-	var vaults [2][]*cardvault.Vault
+	m := matchup{name: "audit", with: "an audit log", goal: .85, span: max(b.span, auditSpan)}
 	for i, opts := range []*cardvault.Options{nil, {Audit: &cardvault.AuditOptions{Sink: unkept{}}}} {
-		v, err := cardvault.Open(ctx, filepath.Join(b.dir, fmt.Sprint("audit-", i)), b.keys, opts)
-		if err != nil {
+		if m.vaults[i], err = b.openMany(ctx, &open, fmt.Sprint("audit-", i), opts); err != nil {
 			return err
 		}
-		open.later(v.Close)
-		vaults[i] = append(vaults[i], v)
-		for range accounts {
-			a, err := v.CreateAccount(ctx, "", nil)
-			if err != nil {
-				return err
-			}
-			vaults[i] = append(vaults[i], v.In(a.ID))
-		}
 	}
-
-	into := func(name string, vaults []*cardvault.Vault) contender {
-		return contender{name: name, run: func(int) error {
-			_, err := vaults[rand.IntN(len(vaults))].Import(ctx, testCard(rand.IntN(1000)), bulk)
-			return err
-		}}
-	}
-	// settled waits for the checkpoints, so that the next vault has the machine to itself.
-	settled := func(c contender) contender {
-		c.settle = func(int) error { return vaults[1][0].ExportAudit(ctx, io.Discard, time.Now(), time.Time{}) }
-		return c
-	}
-	for _, row := range []struct {
-		name, of string
-		part     func(all []*cardvault.Vault) []*cardvault.Vault
-		goal     float64
-	}{
-		{"audit", "", func(all []*cardvault.Vault) []*cardvault.Vault { return all[:1] }, .85},
-		{"audit-accounts", " into 1,000 accounts", func(all []*cardvault.Vault) []*cardvault.Vault { return all[1:] }, 0},
-	} {
-		lanes, err := b.raceFor(max(b.span, auditSpan), 64,
-			settled(into("Import"+row.of+" with an audit log", row.part(vaults[1]))), into("Import"+row.of, row.part(vaults[0])))
-		if err != nil {
-			return err
-		}
-		b.ratio(row.name+"/64", 64, least(row.goal), lanes[0], lanes[1])
-	}
-	return nil
+	// It waits for the checkpoints, so that the next vault has the machine to itself.
+	m.settle = func() error { return m.vaults[1][0].ExportAudit(ctx, io.Discard, time.Now(), time.Time{}) }
+	return m.play(ctx, b)
 }
 
 // unkept is a sink that keeps nothing.

@@ -3,10 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"path/filepath"
-
-	"github.com/cardvault/cardvault"
 )
 
 // sums compares imports into a vault that keeps sums of its records with imports into one that has
@@ -18,47 +14,15 @@ func (b *bench) sums(ctx context.Context) (err error) {
 		return err
 	}
 
-	const accounts = 1000
-	var vaults [2][]*cardvault.Vault
-	for i := range vaults {
-		v, err := cardvault.Open(ctx, filepath.Join(b.dir, fmt.Sprint("sums-", i)), b.keys, nil)
-		if err != nil {
+	m := matchup{name: "sums", with: "sums", goal: .92, span: b.span}
+	for i := range m.vaults {
+		if m.vaults[i], err = b.openMany(ctx, &open, fmt.Sprint("sums-", i), nil); err != nil {
 			return err
 		}
-		open.later(v.Close)
-		open.later(runs(ctx, v))
-		vaults[i] = append(vaults[i], v)
-		for range accounts {
-			a, err := v.CreateAccount(ctx, "", nil)
-			if err != nil {
-				return err
-			}
-			vaults[i] = append(vaults[i], v.In(a.ID))
-		}
+		open.later(runs(ctx, m.vaults[i][0]))
 	}
-	if err := vaults[1][0].BeginSums(ctx, nil); err != nil {
+	if err := m.vaults[1][0].BeginSums(ctx, nil); err != nil {
 		return err
 	}
-
-	into := func(name string, vaults []*cardvault.Vault) contender {
-		return contender{name: name, run: func(int) error {
-			_, err := vaults[rand.IntN(len(vaults))].Import(ctx, testCard(rand.IntN(1000)), bulk)
-			return err
-		}}
-	}
-	for _, row := range []struct {
-		name, of string
-		part     func(all []*cardvault.Vault) []*cardvault.Vault
-		goal     float64
-	}{
-		{"sums", "", func(all []*cardvault.Vault) []*cardvault.Vault { return all[:1] }, .92},
-		{"sums-accounts", " into 1,000 accounts", func(all []*cardvault.Vault) []*cardvault.Vault { return all[1:] }, 0},
-	} {
-		lanes, err := b.race(64, into("Import"+row.of+" with sums", row.part(vaults[1])), into("Import"+row.of, row.part(vaults[0])))
-		if err != nil {
-			return err
-		}
-		b.ratio(row.name+"/64", 64, least(row.goal), lanes[0], lanes[1])
-	}
-	return nil
+	return m.play(ctx, b)
 }

@@ -367,7 +367,7 @@ func TestGuardedAccount(t *testing.T) {
 	}
 }
 
-// A twice runs the function of an Update again, if told so.
+// A twice runs the function of an Update again, if again is set.
 type twice struct {
 	store.Store
 	again *bool

@@ -349,7 +349,7 @@ type sumAlteration struct {
 	was, next uuid.UUID
 }
 
-// accounts returns what is added to the sums of each account that the alteration is about.
+// accounts returns the sums that the alteration adds, by account.
 func (a *sumAlteration) accounts() map[uuid.UUID]sums.Set {
 	accounts := map[uuid.UUID]sums.Set{uuid.Nil: {}}
 	for _, account := range a.anew {
@@ -436,7 +436,7 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	})
 }
 
-// getOr returns a record, nil for an absent one, and without a version for one that cannot be read.
+// getOr returns a record, nil for an absent one, and a record without a version if it cannot be read.
 func getOr(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, id)
 	switch {

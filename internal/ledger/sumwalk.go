@@ -60,7 +60,7 @@ const mostEntries = 1 << 18
 // The methods of a log do nothing without one. The holder of the lock of summing calls them.
 
 func (l *sumLog) begin() {
-	if l != nil { // what the last transaction has added is decided by what is stored, or was forgotten
+	if l != nil { // whether the changes of the last transaction count, the store decides
 		l.from = len(l.entries)
 	}
 }
@@ -128,7 +128,7 @@ func (c *Comparison) Known() bool {
 // Doubtful reports whether the surplus of a place is only known with sums that cannot be read.
 func (c *Comparison) Doubtful(at sums.Place) bool { return c.unsummed[at.Account] }
 
-// sumPage is how many records are read in one transaction.
+// sumPage is the number of records that are read in one transaction.
 const sumPage = 512
 
 // CompareSums compares all records with their sums, while the vault works. It calls rest, which
@@ -212,7 +212,7 @@ func (w *sumWalk) all(ctx context.Context) error {
 	return w.end(ctx)
 }
 
-// mostKinds is how many kinds without records are looked at in one transaction.
+// mostKinds is the number of kinds without records are looked at in one transaction.
 const mostKinds = 16
 
 // page adds the next records, and moves the position behind them.

@@ -254,7 +254,7 @@ func TestSecretWithoutReader(t *testing.T) {
 	unchanged("revoked")
 }
 
-// A dead client takes what is written to it, and sends no more.
+// A dead client takes all bytes, and sends no more.
 type dead struct{ *httptest.ResponseRecorder }
 
 func (dead) EnableFullDuplex() error          { return nil }

@@ -77,7 +77,7 @@ func TestElement(t *testing.T) {
 	}
 }
 
-// Each column that tells two versions of a record apart changes its element.
+// Each column in which two versions of a record can differ changes its element.
 func TestElementsDiffer(t *testing.T) {
 	keys := seal.NewKeys(time.Unix(1e9, 0)).SumKeys()
 	seen := map[[16]byte]int{}

@@ -18,7 +18,7 @@ var places = rapid.Custom(func(t *rapid.T) sums.Place {
 	return sums.Place{Account: uuid.UUID{rapid.ByteMax(2).Draw(t, "account")}, Kind: store.Kind(rapid.ByteMax(3).Draw(t, "kind"))}
 })
 
-// A set depends on what is in it, and neither on the order nor on what was there in between.
+// A set depends on its records alone, and neither on their order nor on records of in between.
 func TestSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type member struct {
