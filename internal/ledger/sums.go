@@ -464,18 +464,16 @@ const (
 // FollowSums folds sums until ctx ends.
 func (l *Ledger) FollowSums(ctx context.Context) {
 	for {
-		pause := time.Duration(0)
 		select {
 		case <-ctx.Done():
 			return
-		case <-l.sums.full:
-			pause = foldPause
 		case <-time.After(foldAfter / 4):
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
+		case <-l.sums.full:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(foldPause):
+			}
 		}
 		if err := l.FoldSums(ctx); err != nil && ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
 			l.config.Log.Error("sums cannot be folded", "error", err)
