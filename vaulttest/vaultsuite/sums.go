@@ -4,7 +4,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -171,43 +170,15 @@ func sumsWhileUsed(t *testing.T, open func() store.Store) {
 		importCard(t, v, testCard(n), nil)
 	}
 
-	stop := make(chan struct{})
-	var used sync.WaitGroup
-	for g := range 4 {
-		used.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				token, err := v.Import(t.Context(), testCard(g*1000+n), nil)
-				if err == nil && n%2 == 0 {
-					err = v.Delete(t.Context(), token.ID)
-				}
-				if err == nil && g == 0 {
-					err = v.Drain(t.Context())
-				}
-				if err == nil && g == 0 && n%8 == 7 {
-					_, err = v.RotateKeys(t.Context(), nil)
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
+	whileUsed(t, v, func() {
+		noError(t, v.BeginSums(t.Context(), nil))
+		for range 6 {
+			report := must(v.Verify(t.Context(), nil))(t)
+			if len(report.Problems) > 0 || !report.Sums {
+				t.Errorf("while in use: %+v", report)
 			}
-		})
-	}
-
-	noError(t, v.BeginSums(t.Context(), nil))
-	for range 6 {
-		report := must(v.Verify(t.Context(), nil))(t)
-		if len(report.Problems) > 0 || !report.Sums {
-			t.Errorf("while in use: %+v", report)
 		}
-	}
-	close(stop)
-	used.Wait()
+	})
 	if found := sumsOf(t, v); len(found) > 0 {
 		t.Errorf("afterwards: %v", found)
 	}

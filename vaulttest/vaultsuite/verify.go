@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -210,8 +211,7 @@ func verifiedInPieces(t *testing.T, s store.Store) {
 	}
 }
 
-// Verify finds nothing in a vault that is in use: tokens are imported and deleted, events are
-// delivered, and records are sealed anew under other terms.
+// Verify finds nothing in a vault that is in use.
 func verifiedWhileUsed(t *testing.T, s store.Store) {
 	v := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: new(till), Webhooks: new(mailbox)})
 	newHook(t, v, receiver)
@@ -220,17 +220,29 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 		importCard(t, v, testCard(n), &cardvault.ImportOptions{BusinessKey: canary + uuid.NewString()})
 	}
 
-	stop := make(chan struct{})
+	whileUsed(t, v, func() {
+		for range 8 {
+			if p := problems(t, v); len(p) > 0 {
+				t.Errorf("while in use: %+v", p)
+			}
+		}
+	})
+	if p := problems(t, v); len(p) > 0 {
+		t.Errorf("afterwards: %+v", p)
+	}
+}
+
+// whileUsed uses a vault while work goes on: tokens are imported and deleted, events are delivered,
+// and records are sealed anew under other terms. It ends after so many rounds, since work that
+// looks at all records would take longer each time.
+func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
+	const rounds = 100
+	var over atomic.Bool
 	var used sync.WaitGroup
 	for g := range 4 {
 		used.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				token, err := v.Import(t.Context(), testCard(g*1000+n), &cardvault.ImportOptions{BusinessKey: canary + uuid.NewString()})
+			for n := 0; n < rounds && !over.Load(); n++ {
+				token, err := v.Import(t.Context(), testCard(g*rounds+n), &cardvault.ImportOptions{BusinessKey: canary + uuid.NewString()})
 				if err == nil && n%2 == 0 {
 					err = v.Delete(t.Context(), token.ID)
 				}
@@ -247,14 +259,7 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 			}
 		})
 	}
-	for range 8 {
-		if p := problems(t, v); len(p) > 0 {
-			t.Errorf("while in use: %+v", p)
-		}
-	}
-	close(stop)
+	work()
+	over.Store(true)
 	used.Wait()
-	if p := problems(t, v); len(p) > 0 {
-		t.Errorf("afterwards: %+v", p)
-	}
 }
