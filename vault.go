@@ -398,6 +398,7 @@ func openCore(ctx context.Context, c *core) (*Vault, error) {
 		Check: checkIdempotencyKey, Refused: ErrNetworkTokenState,
 		Root: func(ctx context.Context) uuid.UUID { a, _ := ctx.Value(actorKey{}).(Actor); return a.root() },
 	})
+
 	c.principals = ledger.NewMemory[*Principal](c.ledger, kindAPIKey, kindAccount)
 	c.uses = lastuse.New(lastuse.Config{Ledger: c.ledger, Log: o.Logger, Keys: kindAPIKey, Uses: kindKeyUse})
 	c.codes = codes.NewKeeper(codes.Config{Shared: o.Codes, Capacity: o.SecurityCodeCapacity, Ledger: c.ledger, Log: o.Logger})
@@ -405,6 +406,7 @@ func openCore(ctx context.Context, c *core) (*Vault, error) {
 	if err := c.ledger.Load(ctx, whole.firstRecords); err != nil {
 		return nil, rolledBack(err)
 	}
+
 	c.eraser = removal.New(removal.Config{Ledger: c.ledger, Log: o.Logger, Remains: kindRemains, Longest: workTime, Lapsing: whole.lapsing()})
 	c.closer = newCloser(whole)
 	c.outbox = whole.newOutbox()
@@ -418,11 +420,13 @@ func openCore(ctx context.Context, c *core) (*Vault, error) {
 	if err := errors.Join(c.renewals.Attach(ctx, c.jobs), c.sealer.Attach(ctx, c.jobs)); err != nil {
 		return nil, err
 	}
+
 	for _, step := range []func(context.Context) error{c.ledger.Accept, c.ledger.Thaw, c.ledger.FollowAnchor} {
 		if err := step(ctx); err != nil {
 			return nil, rolledBack(err)
 		}
 	}
+
 	v := whole.In(c.ledger.First)
 	var err error
 	if c.decoy, err = v.newDecoy(); err != nil {

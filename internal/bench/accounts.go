@@ -51,6 +51,7 @@ func (m *matchup) play(ctx context.Context, b *bench) error {
 			return err
 		}}
 	}
+
 	for _, row := range []struct {
 		suffix, of string
 		part       func(all []*cardvault.Vault) []*cardvault.Vault

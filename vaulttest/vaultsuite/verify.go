@@ -239,6 +239,7 @@ func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
 	const rounds = 100
 	var over atomic.Bool
 	var used sync.WaitGroup
+
 	for g := range 4 {
 		used.Go(func() {
 			for n := 0; n < rounds && !over.Load(); n++ {
@@ -259,6 +260,7 @@ func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
 			}
 		})
 	}
+
 	work()
 	over.Store(true)
 	used.Wait()
