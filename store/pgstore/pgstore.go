@@ -146,6 +146,7 @@ import (
 
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/internal/queue"
+	"github.com/cardvault/cardvault/store/internal/sums"
 )
 
 // A Store is a [store.Store] in PostgreSQL. Get one from [New].
@@ -154,6 +155,7 @@ type Store struct {
 	memory   *memory
 	notifier *notifier
 	queue    *queue.Queue[*call] // to the writing goroutine, which owns a writer
+	summed   *sums.List
 
 	background sync.WaitGroup // of goroutines that stop ends
 	stop       context.CancelFunc
@@ -167,6 +169,7 @@ var (
 	_ store.Store = (*Store)(nil)
 	_ store.Waker = (*Store)(nil)
 
+	_ store.Summer      = (*Store)(nil)
 	_ store.Snapshotter = (*Store)(nil)
 	_ store.Repairer    = (*Store)(nil)
 )
@@ -197,14 +200,14 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts *Options) (*Store, error)
 	lists := newArranger(pg, locks)
 	ends := &outcomes{server: pg, id: id, settled: make(chan int64)}
 	s := &Store{
-		server: pg, queue: queue.New[*call](),
+		server: pg, queue: queue.New[*call](), summed: new(sums.List),
 		memory:   &memory{lists: lists, divided: pg.divided(), rows: map[key]*row{}},
 		notifier: &notifier{server: pg, locks: locks, id: id, wakes: map[store.Kind]bool{}},
 	}
 
 	w := &writer{
 		server: pg, locks: locks, memory: s.memory, outcomes: ends, notifier: s.notifier,
-		queue: s.queue, grown: map[listKey]int{},
+		queue: s.queue, summer: summer{List: s.summed}, grown: map[listKey]int{},
 	}
 
 	background, stop := context.WithCancel(context.Background())

@@ -30,6 +30,7 @@ type writer struct {
 	outcomes *outcomes
 	notifier *notifier
 	queue    *queue.Queue[*call]
+	summer   summer
 
 	group  *group // that is being executed
 	spare  *group // that was answered
@@ -133,6 +134,7 @@ func (w *writer) execute(g *group) {
 // committed answers a group that was written. err is set if the answer to its commit was
 // lost: then its lists were not looked at.
 func (w *writer) committed(g *group, err error) {
+	w.summer.committed()
 	g.remember()
 	if err == nil {
 		w.count(g)
@@ -211,6 +213,9 @@ func (w *writer) attempt(g *group) (verdict, error) {
 
 // commit makes the writes of the group if its reads still hold.
 func (w *writer) commit(ctx context.Context, g *group) (verdict, error) {
+	if err := w.summer.sum(g); err != nil {
+		return broken, err
+	}
 	changes := g.writes()
 	if len(g.relied) == 0 && len(g.asked) == 0 && !changes.any && !g.open {
 		return done, nil

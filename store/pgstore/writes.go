@@ -126,15 +126,21 @@ type entry struct {
 	n     int32
 }
 
+// stored returns the row at a key before the group's writes, nil if there is none.
+func (g *group) stored(k key) *row {
+	r := g.known[k]
+	if g.foreign(k, r) {
+		return nil // it is at its own key too
+	}
+	return r
+}
+
 // writes returns the difference between the stored rows and the overlay.
 func (g *group) writes() *writes {
 	w := &writes{place: map[listKey]int32{}}
 	var fresh []*row
 	for _, k := range slices.SortedFunc(maps.Keys(g.overlay), compareKeys) {
-		before, after := g.known[k], g.overlay[k]
-		if g.foreign(k, before) {
-			before = nil // it is at its own key too
-		}
+		before, after := g.stored(k), g.overlay[k]
 		if before == after {
 			continue
 		}

@@ -93,6 +93,18 @@ func (a *adder) Committed() {
 	a.versions, a.version, a.pending = a.all(), a.wrote, nil
 }
 
+// Sums is the part of Run about sums, for a [store.Summer] that its harness wraps. It calls no more
+// of the harness than Open.
+func Sums(t *testing.T, h Harness) {
+	for _, check := range []func(testing.TB, store.Store){summed, summedAtOnce} {
+		s := h.Open(t)
+		check(t, s)
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+}
+
 // summed checks a store.Summer. Others have nothing to prove.
 func summed(t testing.TB, s store.Store) {
 	summer, ok := s.(store.Summer)
