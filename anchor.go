@@ -25,8 +25,9 @@ import (
 // so, and the vault tries again each ten seconds. [Vault.Close] returns the error.
 //
 // The text is authenticated under a key of the vault, and bound to it. It has no secret. A rollback
-// of the anchor together with the store is not noticed, nor are single records that are put back
-// beside the newest point. So keep the anchor where the operator of the store has no access.
+// of the anchor together with the store is not noticed. Single records that are put back beside the
+// newest point are only noticed by [Vault.Verify], in a vault with sums; if these were put back
+// too, by Open. So keep the anchor where the operator of the store has no access.
 //
 // Several processes on one store share one anchor. Methods may be called concurrently, have five
 // seconds, and should return when ctx ends. [AnchorDir] is an Anchor.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/internal/bubble"
@@ -377,4 +378,168 @@ func TestSumsWithout(t *testing.T) {
 		}
 		noErr(t, v.Close())
 	})
+}
+
+// putBack has a store hold the records of before, but for those that stay.
+func putBack(t *testing.T, s store.Store, before []*store.Record, stays func(store.Kind) bool) {
+	t.Helper()
+	noErr(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for _, r := range recordsOf(t, s) {
+			if !stays(r.Kind) {
+				tx.Delete(r.Kind, r.ID)
+			}
+		}
+		for _, r := range before {
+			if !stays(r.Kind) {
+				tx.(store.Loader).Load(r.Clone())
+			}
+		}
+		return nil
+	}))
+}
+
+// TestSumsAnchored: whoever puts back all records beside the newest point of the anchor is noticed by
+// the sums, which the point has counted.
+func TestSumsAnchored(t *testing.T) {
+	for _, summed := range []bool{true, false} {
+		t.Run(fmt.Sprint(summed), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				const kindMeta store.Kind = 1 // the keyring, and the point
+				ctx, s := t.Context(), memstore.New()
+				opts := &cardvault.Options{Mode: cardvault.Sandbox, Anchor: cardvault.AnchorDir(t.TempDir())}
+				open := func() (*cardvault.Vault, error) {
+					return cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), opts)
+				}
+				v, err := open()
+				noErr(t, err)
+				if summed {
+					noErr(t, v.BeginSums(ctx, nil))
+				}
+				token, err := v.Import(ctx, visa, nil)
+				noErr(t, err)
+				time.Sleep(time.Minute)
+				before := recordsOf(t, s)
+				noErr(t, v.Delete(ctx, token.ID))
+				time.Sleep(time.Minute)
+				last := recordsOf(t, s)
+				noErr(t, v.Close())
+
+				keepsMeta := func(k store.Kind) bool { return k == kindMeta }
+				putBack(t, s, before, keepsMeta)
+				v, err = open()
+				rolledBack, is := errors.AsType[*cardvault.RollbackError](err)
+				if is != summed {
+					t.Fatalf("Open after all else was put back = %v", err)
+				}
+				if !summed {
+					noErr(t, v.Close())
+					return
+				}
+
+				putBack(t, s, last, keepsMeta)
+				v, err = open()
+				noErr(t, err)
+				noErr(t, v.Close())
+				putBack(t, s, before, keepsMeta)
+				opts.AcceptRollback = rolledBack.ID
+				if _, err := open(); !errors.Is(err, cardvault.ErrRolledBack) {
+					t.Errorf("Open with a former acceptance = %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestSumsFoldedPutBack: a row of changes that was folded does not count when it is put back together
+// with the record that it has added, which was deleted since.
+func TestSumsFoldedPutBack(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, s := t.Context(), memstore.New()
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, Anchor: cardvault.AnchorDir(t.TempDir())}
+		v, err := cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), opts)
+		noErr(t, err)
+		noErr(t, v.BeginSums(ctx, nil))
+		time.Sleep(time.Minute)
+		there := map[store.Key]bool{}
+		for _, r := range recordsOf(t, s) {
+			there[store.Key{Kind: r.Kind, ID: r.ID}] = true
+		}
+		token, err := v.Import(ctx, visa, nil)
+		noErr(t, err)
+		var back []*store.Record
+		for _, r := range recordsOf(t, s) {
+			if !there[store.Key{Kind: r.Kind, ID: r.ID}] {
+				back = append(back, r)
+			}
+		}
+		time.Sleep(time.Minute)
+		noErr(t, v.Delete(ctx, token.ID))
+		for range 4 {
+			time.Sleep(time.Hour)
+			_, err := v.CreateAccount(ctx, "", nil)
+			noErr(t, err)
+			time.Sleep(time.Minute)
+		}
+
+		surplus := func(when string, want int64) {
+			t.Helper()
+			report, err := v.Verify(ctx, nil)
+			noErr(t, err)
+			var n int64
+			for _, p := range report.Problems {
+				for _, f := range p.Findings {
+					n += f.Surplus
+				}
+			}
+			if !report.Sums || n != want {
+				t.Errorf("%s, Verify finds %+v", when, report)
+			}
+		}
+		surplus("before", 0)
+		noErr(t, v.Close()) // else the store would show these changes
+		noErr(t, s.Update(ctx, func(tx store.Tx) error {
+			for _, r := range back {
+				tx.(store.Loader).Load(r)
+			}
+			return nil
+		}))
+		v, err = cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), opts)
+		noErr(t, err)
+		kinds := map[store.Kind]bool{}
+		for _, r := range back {
+			kinds[r.Kind] = true
+		}
+		if !kinds[kindToken] || !kinds[kindSumChange] {
+			t.Fatalf("kinds %v were put back", kinds)
+		}
+		surplus("put back", 1)
+		time.Sleep(time.Hour) // a row of another process would be folded
+		noErr(t, v.Drain(ctx))
+		surplus("an hour later", 1)
+		noErr(t, v.BeginSums(ctx, nil))
+		surplus("begun anew", 0)
+		noErr(t, v.Close())
+	})
+}
+
+// TestSumsAtOpen: what the opening of a vault writes is in its sums, such as the record of a change of
+// the key that wraps its keys.
+func TestSumsAtOpen(t *testing.T) {
+	s, former, next := memstore.New(), newFakeKMS(t, "kms/former"), newFakeKMS(t, "kms/next")
+	open := func(keys *cardvault.Keyring) *cardvault.Vault {
+		v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox, Audit: new(cardvault.AuditOptions)})
+		noErr(t, err)
+		return v
+	}
+	v := open(keysOf(former))
+	noErr(t, v.BeginSums(t.Context(), nil))
+	noErr(t, v.Close())
+
+	v = open(keysOf(next, former))
+	report, err := v.Verify(t.Context(), nil)
+	noErr(t, err)
+	if !report.Sums || len(report.Problems) > 0 {
+		t.Errorf("Verify finds %+v", report)
+	}
+	noErr(t, v.Close())
 }

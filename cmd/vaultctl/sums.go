@@ -15,7 +15,7 @@ func (c *cli) sums() *cobra.Command {
 		Use:   "sums",
 		Short: "Have the vault keep sums of its records, by which verify finds lost ones",
 		Long: "Sums reads all records and adds them up, by account and kind, under a key of the vault. From then on each write changes the sums too, and verify compares them with the records: it finds records that were lost, added behind the vault, or put back as they were before.\n\n" +
-			"Run verify first: sums accept the records as they are. Another sums accepts them again, after a loss was looked into. A program of a version without sums cannot open the vault any more. A vault in PostgreSQL has no sums yet.",
+			"Run verify first: sums accept the records as they are. Another sums accepts them again, after a loss was looked into. A program of a version without sums cannot open the vault any more.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if opts.Rate < 0 {

@@ -67,10 +67,14 @@ type point struct {
 	// over is the SHA-256 of the text in whose place the first point of a line comes into the
 	// anchor. It is nil once that has happened.
 	over []byte
+
+	// sums counts how often sums were written when the point was made: see sumTop. A store with the
+	// newest point and other records of before has written them less often. 0: without sums.
+	sums uint64
 }
 
 const (
-	pointFormat = 1
+	pointFormat = 2 // 1 without sums
 	macSize     = sha256.Size
 	maxPoint    = 1 << 10 // bytes of a text
 )
@@ -84,10 +88,17 @@ func (p *point) fields(f *tlv.Fields) {
 	tlv.Uint(f, 4, &p.generation)
 	f.Time(5, &p.at)
 	p.over = f.Value(6, p.over)
+	if f.Has(7, p.sums != 0) {
+		tlv.Uint(f, 7, &p.sums)
+	}
 }
 
 func (p *point) text(k *seal.Keys) []byte {
-	b := append([]byte{pointFormat}, tlv.Encode(p.fields)...)
+	format := byte(pointFormat)
+	if p.sums == 0 {
+		format = 1
+	}
+	b := append([]byte{format}, tlv.Encode(p.fields)...)
 	b = append(b, k.AnchorMAC("anchor", b)...)
 	return base64.RawURLEncoding.AppendEncode(nil, b)
 }
@@ -126,6 +137,7 @@ type comparison struct {
 	row      *store.Record // nil: none
 	anchored *point        // nil: none
 	stored   *point        // nil: none that can be read
+	top      *sumRecord    // nil: none
 
 	pending  bool      // the anchor has still the text whose place the stored point takes
 	rollback *Rollback // nil: the store has all that the anchor says
@@ -167,6 +179,9 @@ func (l *Ledger) compareOnce(ctx context.Context) (*comparison, error) {
 		restored = r != nil && r.Vault == uuid.Nil
 		if c.row, err = tx.Get(KindMeta, pointID); errors.Is(err, store.ErrNotFound) {
 			c.row, err = nil, nil
+		}
+		if err == nil {
+			c.top, err = l.sums.top(tx)
 		}
 		return err
 	})
@@ -210,6 +225,8 @@ func (c *comparison) judge(k *seal.Keys, restored bool) {
 		reason = "it is older than its anchor"
 	case k.Generation < a.generation:
 		reason = fmt.Sprintf("the keyring has generation %d, and had %d", k.Generation, a.generation)
+	case k.Summed() && c.written() < max(s.sums, a.sums):
+		reason = "records are as they were before their sums were last written"
 	default:
 		return
 	}
@@ -222,6 +239,36 @@ func (c *comparison) judge(k *seal.Keys, restored bool) {
 		c.rollback.Anchored, c.rollback.AnchoredAt = c.anchored.number, c.anchored.at
 	}
 	c.rollback.ID = c.id(k)
+}
+
+// written returns how often sums were written. If their record cannot be read, that is the number of
+// the last point: Verify reports the damage.
+func (c *comparison) written() uint64 {
+	switch {
+	case c.top == nil:
+		return 0
+	case !c.top.unread:
+		return c.top.count
+	case c.stored == nil:
+		return 0
+	case c.anchored == nil:
+		return c.stored.sums
+	}
+	return max(c.stored.sums, c.anchored.sums)
+}
+
+// anchoredSums returns how often sums were written before the last point, 0 if it is absent or cannot
+// be read.
+func (l *Ledger) anchoredSums(tx store.ReadTx) (uint64, error) {
+	r, err := getOr(tx, KindMeta, pointID)
+	if r == nil || err != nil {
+		return 0, err
+	}
+	p, err := parsePoint(l.Box.Keys(), r.Shown)
+	if err != nil {
+		return 0, nil
+	}
+	return p.sums, nil
 }
 
 // id names the difference. It is another one once the store or the anchor goes on, so an id that
@@ -315,7 +362,7 @@ func (l *Ledger) Accept(ctx context.Context) error {
 // begin writes the first point of a line.
 func (l *Ledger) begin(ctx context.Context, c *comparison) error {
 	keys, digest := l.Box.Keys(), sha256.Sum256(c.text)
-	next := &point{vault: keys.Vault, number: 1, generation: keys.Generation, at: Now(), line: uuid.New(), over: digest[:]}
+	next := &point{vault: keys.Vault, number: 1, generation: keys.Generation, at: Now(), line: uuid.New(), over: digest[:], sums: c.written()}
 	for _, p := range []*point{c.stored, c.anchored} {
 		if p != nil {
 			next.number = max(next.number, p.number+1)

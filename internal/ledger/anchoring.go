@@ -21,7 +21,7 @@ const (
 	anchorTries    = 64               // of a round: a process of the vault may be faster at each
 )
 
-// opAnchor is the operation of writes of points. No round follows them.
+// opAnchor is the operation of writes of points. No round follows them, and none follows opSums.
 var opAnchor = Ends("vault.anchor")
 
 // An anchoring has the anchor follow the commits of this process, in rounds. A round that begins
@@ -60,7 +60,7 @@ func (l *Ledger) FollowAnchor(ctx context.Context) error {
 // committed is called after each Update that may have written.
 func (l *Ledger) committed(op Operation, err error) {
 	a := &l.anchoring
-	if !a.begun.Load() || op == opAnchor || err != nil && !errors.Is(err, store.ErrOutcomeUnknown) || a.dirty.Load() || a.dirty.Swap(true) {
+	if !a.begun.Load() || op == opAnchor || op == opSums || err != nil && !errors.Is(err, store.ErrOutcomeUnknown) || a.dirty.Load() || a.dirty.Swap(true) {
 		return
 	}
 	a.mu.Lock()
@@ -135,6 +135,7 @@ func (l *Ledger) notAnchored(err error) {
 func (l *Ledger) advance(ctx context.Context) error {
 	for range anchorTries {
 		l.anchoring.dirty.Store(false) // a commit from here on has a round of its own
+		l.settleSums(ctx)
 		c, err := l.compare(ctx)
 		if err != nil {
 			return err
@@ -154,6 +155,7 @@ func (l *Ledger) advance(ctx context.Context) error {
 		next := &point{
 			vault: keys.Vault, number: c.stored.number + 1, line: c.stored.line, at: Now(),
 			generation: max(keys.Generation, c.stored.generation), // another process may have a later one
+			sums:       c.written(),
 		}
 		rec := next.record(keys, c.row.Version+1)
 		err = l.In(uuid.Nil).Update(ctx, opAnchor, func(tx store.Tx) error {

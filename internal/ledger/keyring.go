@@ -302,8 +302,11 @@ func (l *Ledger) Load(ctx context.Context, first func() (uuid.UUID, []*store.Rec
 				err = l.initialize(ctx, first)
 			}
 		default:
-			if err = l.settle(ctx, m); err == nil {
-				return l.openSums(ctx)
+			if err = l.openSums(ctx); err == nil { // first: settle may write
+				err = l.settle(ctx, m)
+			}
+			if err == nil {
+				return l.keepSums(ctx)
 			}
 		}
 

@@ -1,10 +1,10 @@
 package ledger
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -44,9 +44,10 @@ type summing struct {
 	wrote   bool       // the transaction has a record of them
 	present *sumChange // the record of this process; nil: the next has another
 
-	left map[uuid.UUID]bool    // records of this process that it writes no more
-	idle map[uuid.UUID]resting // of other processes, by the last look
-	log  *sumLog               // of a comparison that goes on; nil: none
+	least time.Time             // of the record of no account, as last read
+	left  map[uuid.UUID]bool    // records of this process that it writes no more
+	idle  map[uuid.UUID]resting // of other processes, by the last look
+	log   *sumLog               // of a comparison that goes on; nil: none
 
 	failing Seldom
 }
@@ -56,6 +57,7 @@ type sumChange struct {
 	id      uuid.UUID
 	version uint64
 	row     *seal.SumRow
+	made    time.Time
 	set     sums.Set
 }
 
@@ -70,19 +72,6 @@ func (s *summing) begin(l *Ledger) {
 	s.full, s.folding, s.walking = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
-// open has the store show its changes, if it can.
-func (s *summing) open() (able bool) {
-	summer, able := s.ledger.summer()
-	if !able {
-		return false
-	}
-	stop := summer.Sum(s)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stop = stop
-	return true
-}
-
 func (s *summing) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,10 +84,36 @@ func (s *summing) close() {
 // summer returns the store, if it shows its changes.
 func (l *Ledger) summer() (store.Summer, bool) { return layers.As[store.Summer](l.store.Store) }
 
-// openSums has the store show its changes from now on. On a store that shows none, the sums of a
-// vault that has some end: no process can keep them there.
+// openSums has the store show its changes from now on, if it can.
 func (l *Ledger) openSums(ctx context.Context) error {
-	if l.sums.open() || !l.Box.Keys().Summed() || l.config.Moving {
+	if _, able := l.summer(); !able {
+		return nil
+	}
+	if l.Box.Keys().Summed() {
+		if err := l.viewUnbarred(ctx, func(tx store.ReadTx) error {
+			_, err := l.sums.top(tx)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	l.sums.open()
+	return nil
+}
+
+// open has the store, which can do that, show its changes.
+func (s *summing) open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if summer, able := s.ledger.summer(); able && s.stop == nil {
+		s.stop = summer.Sum(s)
+	}
+}
+
+// keepSums ends the sums of a vault on a store that does not show its changes: no process can keep
+// them there.
+func (l *Ledger) keepSums(ctx context.Context) error {
+	if _, able := l.summer(); able || !l.Box.Keys().Summed() || l.config.Moving {
 		return nil
 	}
 	l.config.Log.Warn("the store does not show its changes: the sums of the vault end")
@@ -210,9 +225,14 @@ func (s *summing) Records(fresh bool) (records []*store.Record) {
 	return records
 }
 
+// newChange returns a new record. It is not older than what may be a former one, whatever the clock
+// says.
 func (s *summing) newChange() *sumChange {
-	id := newID()
-	return &sumChange{id: id, row: s.keys.SumRow(KindSumChange, id), set: sums.Set{}}
+	id, made := newID(), Now()
+	if made.Before(s.least) {
+		made = s.least
+	}
+	return &sumChange{id: id, row: s.keys.SumRow(KindSumChange, id), made: made, set: sums.Set{}}
 }
 
 func newID() (id uuid.UUID) {
@@ -238,10 +258,8 @@ func (s *summing) leftOf(of sums.Set, places []sums.Place) (records []*store.Rec
 // next returns the next version of the record.
 func (c *sumChange) next() *store.Record {
 	c.version++
-	return &store.Record{
-		Kind: KindSumChange, ID: c.id, Version: c.version,
-		Shown: c.row.Seal(c.version, c.set.Append(make([]byte, 0, len(c.set)*sums.EntrySize))),
-	}
+	plain := binary.BigEndian.AppendUint64(make([]byte, 0, 8+len(c.set)*sums.EntrySize), uint64(c.made.UnixMicro()))
+	return &store.Record{Kind: KindSumChange, ID: c.id, Version: c.version, Shown: c.row.Seal(c.version, c.set.Append(plain))}
 }
 
 // Committed implements store.Sums.
@@ -259,35 +277,74 @@ func sumID(account uuid.UUID) uuid.UUID {
 	return account
 }
 
-// A sumRecord is a record of KindSum. The record of no account counts how often any was written, as
-// its version, so that these transactions come one after the other.
+// A sumRecord is a record of KindSum. The record of no account is written with each other one, so
+// that these transactions come one after the other.
 type sumRecord struct {
 	account uuid.UUID
 	version uint64 // 0: there is no record
 	unread  bool   // it cannot be read, and is replaced
 	set     sums.Set
+	sumTop  // of the record of no account
+}
 
-	// beginning is random, and in the record of no account: the last call that begins sums has
-	// written it. What another call has found out is void then.
+// A sumTop is what only the record of no account has.
+type sumTop struct {
+	// beginning is random: the last call that begins sums has written it. What another call has
+	// found out is void then.
 	beginning uuid.UUID
+
+	count uint64    // how often any record of KindSum was written. It never falls, and the anchor has it
+	least time.Time // a record of KindSumChange that was made before was folded, and put back
+}
+
+const sumTopSize = 16 + 8 + 8
+
+func (t *sumTop) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint64(append(b, t.beginning[:]...), t.count)
+	return binary.BigEndian.AppendUint64(b, uint64(t.least.UnixMicro()))
+}
+
+func (t *sumTop) parse(b []byte) {
+	t.beginning, t.count = uuid.UUID(b[:16]), binary.BigEndian.Uint64(b[16:])
+	t.least = time.UnixMicro(int64(binary.BigEndian.Uint64(b[24:]))).UTC()
 }
 
 // openSum returns a record of KindSum that was read.
 func (s *summing) openSum(r *store.Record) *sumRecord {
 	is := &sumRecord{account: r.ID, version: r.Version, unread: true, set: sums.Set{}}
+	head := 0
 	if r.ID == sumID(uuid.Nil) {
-		is.account = uuid.Nil
+		is.account, head = uuid.Nil, sumTopSize
 	}
 	plain, err := s.keys.SumRow(KindSum, r.ID).Open(r.Version, r.Shown)
-	if err != nil || len(plain) < len(is.beginning) {
+	if err != nil || len(plain) < head {
 		return is
 	}
-	set, err := sums.Parse(plain[len(is.beginning):])
+	set, err := sums.Parse(plain[head:])
 	if err != nil {
 		return is
 	}
-	is.unread, is.beginning, is.set = false, uuid.UUID(plain[:len(is.beginning)]), set
+	if is.unread, is.set = false, set; head > 0 {
+		is.parse(plain)
+	}
 	return is
+}
+
+// top returns the record of no account, nil if it is absent.
+func (s *summing) top(tx store.ReadTx) (*sumRecord, error) {
+	r, err := getOr(tx, KindSum, sumID(uuid.Nil))
+	if r == nil || err != nil {
+		return nil, err
+	}
+	s.useKeys()
+	is := s.openSum(r)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if is.least.After(s.least) {
+		s.least = is.least
+	}
+	return is, nil
 }
 
 // put writes the next version. The record of no account is always there, and others while they have sums.
@@ -309,17 +366,33 @@ func (s *summing) nextSum(r *sumRecord) *store.Record {
 	if r.unread {
 		version = 1
 	}
-	plain := r.set.Append(bytes.Clone(r.beginning[:]))
+	var plain []byte
+	if r.account == uuid.Nil {
+		plain = r.sumTop.append(nil)
+	}
+	plain = r.set.Append(plain)
 	return &store.Record{Kind: KindSum, ID: id, Version: version, Shown: s.keys.SumRow(KindSum, id).Seal(version, plain)}
 }
 
-// openChange returns the sums of a record of KindSumChange.
-func (s *summing) openChange(r *store.Record) (sums.Set, error) {
+// openChange returns when a record of KindSumChange was made, and its sums.
+func (s *summing) openChange(r *store.Record) (made time.Time, _ sums.Set, err error) {
 	plain, err := s.keys.SumRow(KindSumChange, r.ID).Open(r.Version, r.Shown)
-	if err != nil {
-		return nil, err
+	if err == nil && len(plain) < 8 {
+		err = sums.ErrMalformed
 	}
-	return sums.Parse(plain)
+	if err != nil {
+		return made, nil, err
+	}
+	set, err := sums.Parse(plain[8:])
+	return time.UnixMicro(int64(binary.BigEndian.Uint64(plain))).UTC(), set, err
+}
+
+// folded reports whether a record of KindSumChange that was made then has been folded, and was put
+// back.
+func (s *summing) folded(made time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return made.Before(s.least)
 }
 
 // useKeys makes the keys before a call reads sums, which another process may have begun.
@@ -344,6 +417,8 @@ type sumAlteration struct {
 	left []*store.Record // of KindSumChange, are new
 	anew []uuid.UUID     // accounts whose records of KindSum could not be read
 
+	least time.Time // of the record of no account, unless that has a later one
+
 	// next, if set, is the beginning of the record of no account from then on. The present one must
 	// be was then, if that is set.
 	was, next uuid.UUID
@@ -366,44 +441,15 @@ func (a *sumAlteration) accounts() map[uuid.UUID]sums.Set {
 
 // alterSums makes an alteration. It returns store.ErrConflict if another process was faster.
 func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
-	accounts := a.accounts()
-	read := make(map[uuid.UUID]*store.Record, len(accounts))
-
-	err := l.View(ctx, func(tx store.ReadTx) error {
-		clear(read)
-		for account := range accounts {
-			r, err := getOr(tx, KindSum, sumID(account))
-			if err != nil {
-				return err
-			}
-			read[account] = r
-		}
-		return nil
-	})
+	read, anchored, err := l.readSums(ctx, slices.Collect(maps.Keys(a.accounts())))
 	if err != nil {
 		return err
 	}
-
-	left := slices.Clone(a.left)
-	records, puts := map[uuid.UUID]*sumRecord{}, map[uuid.UUID]*store.Record{}
-	for account, r := range read {
-		is := &sumRecord{account: account, set: sums.Set{}}
-		if r != nil {
-			is = l.sums.openSum(r)
-		}
-		if is.unread && a.next == uuid.Nil { // until sums are begun anew
-			left = append(left, l.sums.leftOf(accounts[account], accounts[account].Places())...)
-			continue
-		}
-		is.set.AddAll(accounts[account])
-		records[account] = is
+	records, left, err := l.sums.altered(a, read, anchored)
+	if err != nil {
+		return err
 	}
-	if top := records[uuid.Nil]; a.next != uuid.Nil {
-		if a.was != uuid.Nil && top.beginning != a.was {
-			return errBegunAgain
-		}
-		top.beginning = a.next
-	}
+	puts := map[uuid.UUID]*store.Record{}
 	for account, is := range records {
 		puts[account] = l.sums.nextSum(is)
 	}
@@ -436,6 +482,59 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	})
 }
 
+// readSums reads the records of KindSum of accounts, nil for absent ones, and how often sums were
+// written before the last point of the anchor.
+func (l *Ledger) readSums(ctx context.Context, accounts []uuid.UUID) (read map[uuid.UUID]*store.Record, anchored uint64, err error) {
+	err = l.View(ctx, func(tx store.ReadTx) (err error) {
+		read = make(map[uuid.UUID]*store.Record, len(accounts))
+		if anchored, err = l.anchoredSums(tx); err != nil {
+			return err
+		}
+		for _, account := range accounts {
+			if read[account], err = getOr(tx, KindSum, sumID(account)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return read, anchored, err
+}
+
+// altered returns the records of KindSum after an alteration, and the new ones of KindSumChange.
+func (s *summing) altered(a *sumAlteration, read map[uuid.UUID]*store.Record, anchored uint64) (records map[uuid.UUID]*sumRecord, left []*store.Record, err error) {
+	records, left = map[uuid.UUID]*sumRecord{}, slices.Clone(a.left)
+	accounts := a.accounts()
+	for account, r := range read {
+		is := &sumRecord{account: account, set: sums.Set{}}
+		if r != nil {
+			is = s.openSum(r)
+		}
+		if is.unread && a.next == uuid.Nil { // until sums are begun anew
+			left = append(left, s.leftOf(accounts[account], accounts[account].Places())...)
+			continue
+		}
+		is.set.AddAll(accounts[account])
+		records[account] = is
+	}
+
+	top := records[uuid.Nil]
+	if top == nil {
+		return records, left, nil
+	}
+	if a.next != uuid.Nil {
+		if a.was != uuid.Nil && top.beginning != a.was {
+			return nil, nil, errBegunAgain
+		}
+		top.beginning = a.next
+		top.count = max(top.count, anchored) // it was perhaps lost, and is accepted as it is
+	}
+	top.count++
+	if a.least.After(top.least) {
+		top.least = a.least
+	}
+	return records, left, nil
+}
+
 // getOr returns a record, nil for an absent one, and a record without a version if it cannot be read.
 func getOr(tx store.ReadTx, kind store.Kind, id uuid.UUID) (*store.Record, error) {
 	r, err := tx.Get(kind, id)
@@ -458,7 +557,12 @@ const (
 	foldPart     = 200              // accounts whose sums change in one transaction
 	restPlaces   = 1500             // of a record with the remaining sums: they fit into store.MaxRecord
 	foldPause    = 10 * time.Second // from the first full record: of more records less is written in all
+	foldPatience = time.Second      // with another one
 	foldAfter    = 2 * time.Minute  // without a write, a record of another process is folded
+
+	// A record comes into the store later than it is made, and clocks differ. After so long it is
+	// taken for a former one.
+	foldedSlack = time.Hour
 )
 
 // FollowSums folds sums until ctx ends.
@@ -475,9 +579,15 @@ func (l *Ledger) FollowSums(ctx context.Context) {
 			case <-time.After(foldPause):
 			}
 		}
-		if err := l.FoldSums(ctx); err != nil && ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
-			l.config.Log.Error("sums cannot be folded", "error", err)
+		if err := l.FoldSums(ctx); err != nil {
+			l.notFolded(ctx, err)
 		}
+	}
+}
+
+func (l *Ledger) notFolded(ctx context.Context, err error) {
+	if ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
+		l.config.Log.Error("sums cannot be folded", "error", err)
 	}
 }
 
@@ -491,37 +601,61 @@ func (l *Ledger) FoldSums(ctx context.Context) error {
 	select {
 	case l.sums.folding <- struct{}{}:
 		defer func() { <-l.sums.folding }()
-	default:
+	case <-time.After(foldPatience):
 		return nil // after the comparison that goes on
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 
 	l.sums.useKeys()
-	seen, f := map[uuid.UUID]bool{}, newFold()
-	for after := uuid.Nil; ; {
-		var page []*store.Record
-		err := l.View(ctx, func(tx store.ReadTx) (err error) {
-			page, err = tx.Scan(KindSumChange, after, foldPage)
+	var page []*store.Record
+	read := func(after uuid.UUID) error {
+		return l.View(ctx, func(tx store.ReadTx) (err error) {
+			if _, err = l.sums.top(tx); err == nil {
+				page, err = tx.Scan(KindSumChange, after, foldPage)
+			}
 			return err
 		})
-		if err != nil {
+	}
+	seen, f := map[uuid.UUID]bool{}, newFold(Now())
+	for after := uuid.Nil; ; {
+		if err := read(after); err != nil {
 			return err
 		}
 		for _, r := range page {
 			after, seen[r.ID] = r.ID, true
-			if l.sums.rests(r) {
-				f.add(&l.sums, r)
-			}
-		}
-		if len(page) == 0 || len(f.ready) >= foldRecords || len(f.accounts) >= foldAccounts {
-			if err := f.write(ctx, l); err != nil {
-				return err
-			}
-			f = newFold()
+			f.look(&l.sums, r)
 		}
 		if len(page) == 0 {
-			l.sums.forget(seen)
-			return nil
+			f.last = true
 		}
+		if f.last || len(f.ready) >= foldRecords || len(f.accounts) >= foldAccounts {
+			done, err := f.write(ctx, l)
+			if err != nil {
+				return err
+			}
+			if f.last {
+				l.sums.forget(seen)
+				return nil
+			}
+			next := newFold(f.oldest)
+			next.missed = f.missed || !done
+			f = next
+		}
+	}
+}
+
+// settleSums folds the changes of this process for the next point of the anchor, unless its sums are
+// being compared: then a later point has them.
+func (l *Ledger) settleSums(ctx context.Context) {
+	if !l.Box.Keys().Summed() {
+		return
+	}
+	l.sums.mu.Lock()
+	l.sums.leave()
+	l.sums.mu.Unlock()
+	if err := l.FoldSums(ctx); err != nil {
+		l.notFolded(ctx, err)
 	}
 }
 
@@ -530,14 +664,29 @@ type fold struct {
 	ready    []*store.Record // without their parts
 	sums     sums.Set        // of them
 	accounts map[uuid.UUID]bool
+
+	// What no later record was made before: the beginning, or the first record that stays.
+	oldest time.Time
+	missed bool // a record that was ready stays after all
+	last   bool // all records were looked at
 }
 
-func newFold() *fold { return &fold{sums: sums.Set{}, accounts: map[uuid.UUID]bool{}} }
+func newFold(oldest time.Time) *fold {
+	return &fold{sums: sums.Set{}, accounts: map[uuid.UUID]bool{}, oldest: oldest}
+}
 
-// add takes a record, unless it cannot be read: Verify reports it.
-func (f *fold) add(s *summing, r *store.Record) {
-	set, err := s.openChange(r)
-	if err != nil {
+// look takes a record that nothing writes any more. It leaves a record that cannot be read, and a
+// record that was folded before: Verify reports the first, and does not count the second.
+func (f *fold) look(s *summing, r *store.Record) {
+	rests := s.rests(r)
+	made, set, err := s.openChange(r)
+	switch {
+	case err != nil, s.folded(made):
+		return
+	case !rests:
+		if made.Before(f.oldest) {
+			f.oldest = made
+		}
 		return
 	}
 	f.sums.AddAll(set)
@@ -547,8 +696,9 @@ func (f *fold) add(s *summing, r *store.Record) {
 	f.ready = append(f.ready, &store.Record{Kind: r.Kind, ID: r.ID, Version: r.Version})
 }
 
-// write writes the sums of some accounts in each transaction, and new records of the other sums. If it ends early, they are folded later.
-func (f *fold) write(ctx context.Context, l *Ledger) error {
+// write writes the sums of some accounts in each transaction, and new records of the other sums. If
+// it ends early, or another process is faster, they are folded later.
+func (f *fold) write(ctx context.Context, l *Ledger) (done bool, err error) {
 	places := f.sums.Places()
 	for len(f.ready) > 0 {
 		part, accounts := sums.Set{}, map[uuid.UUID]bool{}
@@ -560,17 +710,19 @@ func (f *fold) write(ctx context.Context, l *Ledger) error {
 			part[at] = f.sums[at]
 		}
 
-		left := l.sums.leftOf(f.sums, places)
-		err := l.alterSums(ctx, &sumAlteration{add: part, gone: f.ready, left: left})
-		if again(err) {
-			return nil // another process was faster: the next time
+		a := &sumAlteration{add: part, gone: f.ready, left: l.sums.leftOf(f.sums, places)}
+		if f.last && !f.missed {
+			a.least = f.oldest.Add(-foldedSlack)
 		}
-		if err != nil {
-			return err
+		switch err := l.alterSums(ctx, a); {
+		case again(err):
+			return false, nil
+		case err != nil:
+			return false, err
 		}
-		f.ready = left
+		f.ready = a.left
 	}
-	return nil
+	return true, nil
 }
 
 // rests reports whether nothing writes a record any more.

@@ -112,6 +112,7 @@ type Comparison struct {
 	Unread []*store.Record
 
 	unsummed map[uuid.UUID]bool // accounts whose sums are in one of Unread
+	back     []*store.Record    // of KindSumChange, were folded and put back: they do not count
 }
 
 // SumsStand reports whether the vault has sums of all records.
@@ -364,12 +365,13 @@ func (w *sumWalk) sums(ctx context.Context, first bool) error {
 	return w.pause(ctx, began, len(rows))
 }
 
-func (w *sumWalk) topIn(tx store.ReadTx) (uint64, error) {
-	r, err := getOr(tx, KindSum, sumID(uuid.Nil))
-	if r == nil || err != nil {
-		return 0, err
+// topIn returns how often records of KindSum were written.
+func (w *sumWalk) topIn(tx store.ReadTx) (count uint64, err error) {
+	top, err := w.summing.top(tx)
+	if top != nil {
+		count = top.count
 	}
-	return r.Version, nil
+	return count, err
 }
 
 // mostChanges bounds the records of KindSumChange that are read in one transaction.
@@ -414,9 +416,12 @@ func (w *sumWalk) end(ctx context.Context) error {
 		return ErrSumsBusy
 	}
 	for _, r := range all {
-		if set, err := w.openChange(r); err != nil {
+		switch made, set, err := w.openChange(r); {
+		case err != nil:
 			w.Unread = append(w.Unread, r)
-		} else {
+		case w.folded(made):
+			w.back = append(w.back, r)
+		default:
 			w.Surplus.Subtract(set)
 		}
 	}
@@ -454,7 +459,7 @@ func (l *Ledger) BeginSums(ctx context.Context, rest func(ctx context.Context, b
 		return err
 	}
 
-	last := &sumAlteration{add: sums.Set{}, was: mine, next: mine, anew: slices.Collect(maps.Keys(c.unsummed))}
+	last := &sumAlteration{add: sums.Set{}, was: mine, next: mine, gone: c.back, anew: slices.Collect(maps.Keys(c.unsummed))}
 	for _, r := range c.Unread {
 		if r.Kind == KindSumChange {
 			last.gone = append(last.gone, r)

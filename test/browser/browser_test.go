@@ -36,10 +36,10 @@ import (
 
 const (
 	// patience limits the wait for an event. Only a failing test waits that long.
-	patience = time.Minute
+	patience = 5 * time.Minute
 
 	// testTime bounds a test. It leaves room for a busy machine.
-	testTime = 5 * time.Minute
+	testTime = 20 * time.Minute
 
 	// maxTests bounds the tests with open tabs, on machines with many cores.
 	maxTests = 4

@@ -159,7 +159,7 @@ func (k *known) died() {
 }
 
 // notInside are facts about a vault that it does not have itself.
-var notInside = []string{"restored", "key", "place"}
+var notInside = []string{"restored", "key", "place", "sums"}
 
 // compare returns the facts that the vault lacks or must not have. Facts that the log leaves open are
 // known from then on.

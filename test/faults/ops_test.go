@@ -23,11 +23,11 @@ import (
 // All workers do common operations at random. One of them does a rare operation now and then.
 var (
 	commonOps = []string{"import", "import", "import", "lapse", "session", "tokenize", "update", "replace", "delete", "delete", "payment", "apikey", "revoke", "merchant"}
-	rareOps   = []string{"account", "freeze", "thaw", "close", "rotate", "reseal", "retire", "series", "changekey", "anchor", "scrub", "repair", "backup", "increment", "verify"}
+	rareOps   = []string{"account", "freeze", "thaw", "close", "rotate", "reseal", "retire", "series", "changekey", "anchor", "scrub", "repair", "backup", "increment", "verify", "sums"}
 )
 
 // severalSteps take more than one transaction, so their errors leave open how far they have come.
-var severalSteps = []string{"retire", "close", "payment", "rotate", "series", "reseal", "repair", "backup", "increment", "restore", "move", "compact", "verify", "scrub", "tokenize", "replace"}
+var severalSteps = []string{"retire", "close", "payment", "rotate", "series", "reseal", "repair", "backup", "increment", "restore", "move", "compact", "verify", "sums", "scrub", "tokenize", "replace"}
 
 func init() {
 	maps.Copy(ops, map[string]func(*attempt) (facts, error){
@@ -38,7 +38,7 @@ func init() {
 		"account": (*attempt).doAccount, "freeze": (*attempt).doFreeze, "thaw": (*attempt).doThaw, "close": (*attempt).doClose,
 		"rotate": (*attempt).doRotate, "reseal": (*attempt).doReseal, "retire": (*attempt).doRetire, "series": (*attempt).doSeries,
 		"scrub": (*attempt).doScrub, "repair": (*attempt).doRepair, "backup": (*attempt).doBackup, "restore": (*attempt).doRestore,
-		"verify": (*attempt).doVerify, "compact": (*attempt).doCompact, "hour": (*attempt).doHour,
+		"verify": (*attempt).doVerify, "sums": (*attempt).doSums, "compact": (*attempt).doCompact, "hour": (*attempt).doHour,
 		"changekey": (*attempt).doChangeKey, "anchor": (*attempt).doAnchor, "increment": (*attempt).doIncrement, "move": (*attempt).doMove,
 	})
 }
@@ -356,6 +356,12 @@ func (a *attempt) doVerify() (facts, error) {
 		err = fmt.Errorf("verify has found %+v", r.Problems)
 	}
 	return nil, err
+}
+
+func (a *attempt) doSums() (facts, error) {
+	kept := facts{"sums": {Text: "kept"}}
+	a.begin(kept)
+	return kept, a.v.BeginSums(a.Context(), nil)
 }
 
 // doChangeKey has the next key wrap the keys of the vault.

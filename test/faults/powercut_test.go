@@ -26,7 +26,7 @@ import (
 
 // everything is a short life that does each kind of operation.
 var everything = []string{
-	"import", "import", "lapse", "merchant", "session", "tokenize", "payment", "payment", "apikey", "apikey",
+	"import", "import", "lapse", "merchant", "session", "tokenize", "sums", "payment", "payment", "apikey", "apikey",
 	"update", "replace", "delete", "revoke", "account", "freeze", "thaw", "rotate", "import", "reseal", "retire", "series",
 	"changekey", "anchor", "session", "backup", "delete", "import", "increment", "revoke", "delete", "restore", "delete", "import",
 	"close", "hour", "scrub", "repair", "compact", "import", "update", "move", "import", "delete", "verify",
@@ -191,6 +191,9 @@ func whole(t *testing.T, v *cardvault.Vault, k *known, wrong *[]string) error {
 			continue
 		}
 		*wrong = append(*wrong, fmt.Sprintf("verify: %d %s: %+v", p.Count, p.Kind, p.Findings))
+	}
+	if k.facts["sums"].Text != "" && !r.Sums {
+		*wrong = append(*wrong, "the vault has lost its sums")
 	}
 	if k.acked == 0 { // not even the vault
 		return nil
