@@ -129,9 +129,13 @@ func (m *move) open(ctx context.Context, mode Mode) (err error) {
 	if m.audit = newAudit(&core{opts: m.options, log: log, ledger: m.ledger}); m.audit != nil {
 		m.ledger.SetAuditor(m.audit)
 	}
-	return rolledBack(m.ledger.Load(ctx, func() (uuid.UUID, []*store.Record, error) {
+	err = m.ledger.Load(ctx, func() (uuid.UUID, []*store.Record, error) {
 		return uuid.Nil, nil, fmt.Errorf("%w: there is no vault to move", ErrNotFound)
-	}))
+	})
+	if err != nil {
+		m.ledger.Close()
+	}
+	return rolledBack(err)
 }
 
 func (m *move) run(ctx context.Context) error {

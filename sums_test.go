@@ -22,7 +22,7 @@ import (
 	"github.com/google/uuid"
 )
 
-const kindSumChange store.Kind = 43
+const kindSum, kindSumChange store.Kind = 42, 43
 
 // TestSumsOfAccounts: the sums of 1,000 accounts, which no record has room for, are folded. A loss is
 // found in each account.
@@ -380,17 +380,20 @@ func TestSumsWithout(t *testing.T) {
 	})
 }
 
+// ofMeta reports whether a record is of the keyring, or is the point of the anchor.
+func ofMeta(r *store.Record) bool { return r.Kind == 1 }
+
 // putBack has a store hold the records of before, but for those that stay.
-func putBack(t *testing.T, s store.Store, before []*store.Record, stays func(store.Kind) bool) {
+func putBack(t *testing.T, s store.Store, before []*store.Record, stays func(*store.Record) bool) {
 	t.Helper()
 	noErr(t, s.Update(t.Context(), func(tx store.Tx) error {
 		for _, r := range recordsOf(t, s) {
-			if !stays(r.Kind) {
+			if !stays(r) {
 				tx.Delete(r.Kind, r.ID)
 			}
 		}
 		for _, r := range before {
-			if !stays(r.Kind) {
+			if !stays(r) {
 				tx.(store.Loader).Load(r.Clone())
 			}
 		}
@@ -404,7 +407,6 @@ func TestSumsAnchored(t *testing.T) {
 	for _, summed := range []bool{true, false} {
 		t.Run(fmt.Sprint(summed), func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
-				const kindMeta store.Kind = 1 // the keyring, and the point
 				ctx, s := t.Context(), memstore.New()
 				opts := &cardvault.Options{Mode: cardvault.Sandbox, Anchor: cardvault.AnchorDir(t.TempDir())}
 				open := func() (*cardvault.Vault, error) {
@@ -424,8 +426,7 @@ func TestSumsAnchored(t *testing.T) {
 				last := recordsOf(t, s)
 				noErr(t, v.Close())
 
-				keepsMeta := func(k store.Kind) bool { return k == kindMeta }
-				putBack(t, s, before, keepsMeta)
+				putBack(t, s, before, ofMeta)
 				v, err = open()
 				rolledBack, is := errors.AsType[*cardvault.RollbackError](err)
 				if is != summed {
@@ -436,11 +437,62 @@ func TestSumsAnchored(t *testing.T) {
 					return
 				}
 
-				putBack(t, s, last, keepsMeta)
+				// A process without the anchor does not come up with it.
+				anchor := opts.Anchor
+				opts.Anchor = nil
+				v, err = open()
+				noErr(t, err)
+				for range 300 { // more than a row of changes has room for
+					_, err := v.CreateAccount(ctx, "", nil)
+					noErr(t, err)
+				}
+				if err := v.Drain(ctx); !errors.Is(err, cardvault.ErrRolledBack) {
+					t.Errorf("sums are folded, whose count would come up with the anchor: %v", err)
+				}
+				noErr(t, v.Close())
+				opts.Anchor = anchor
+				if _, err := open(); !errors.Is(err, cardvault.ErrRolledBack) {
+					t.Errorf("Open after another process = %v", err)
+				}
+
+				// Nor does damage make it look whole.
+				putBack(t, s, before, ofMeta)
+				noErr(t, s.Update(ctx, func(tx store.Tx) error {
+					r, err := tx.Get(kindSum, uuid.Max)
+					tx.Delete(kindSum, uuid.Max)
+					r.Shown[9] ^= 1
+					tx.(store.Loader).Load(r)
+					return err
+				}))
+				if _, err := open(); !errors.Is(err, cardvault.ErrRolledBack) {
+					t.Errorf("Open with a damaged count = %v", err)
+				}
+
+				// With the newest count all else is found to be put back.
+				putBack(t, s, last, ofMeta)
+				putBack(t, s, before, func(r *store.Record) bool { return ofMeta(r) || r.Kind == kindSum && r.ID == uuid.Max })
+				noErr(t, s.Update(ctx, func(tx store.Tx) error {
+					for _, r := range recordsOf(t, s) {
+						if r.Kind == kindSumChange {
+							tx.Delete(r.Kind, r.ID)
+						}
+					}
+					return nil
+				}))
+				v, err = open()
+				noErr(t, err)
+				report, err := v.Verify(ctx, nil)
+				noErr(t, err)
+				if !report.Sums || len(report.Problems) == 0 {
+					t.Errorf("the newest count beside former records: %+v", report)
+				}
+				noErr(t, v.Close())
+
+				putBack(t, s, last, ofMeta)
 				v, err = open()
 				noErr(t, err)
 				noErr(t, v.Close())
-				putBack(t, s, before, keepsMeta)
+				putBack(t, s, before, ofMeta)
 				opts.AcceptRollback = rolledBack.ID
 				if _, err := open(); !errors.Is(err, cardvault.ErrRolledBack) {
 					t.Errorf("Open with a former acceptance = %v", err)
@@ -542,4 +594,84 @@ func TestSumsAtOpen(t *testing.T) {
 		t.Errorf("Verify finds %+v", report)
 	}
 	noErr(t, v.Close())
+}
+
+// A snapshotted store reads snapshots, and calls taken once it has one.
+type snapshotted struct {
+	*memstore.Store
+	taken *func()
+}
+
+func (s snapshotted) Snapshot(ctx context.Context, fn func(store.ReadTx) error) error {
+	all := memstore.New()
+	var records []*store.Record
+	if err := s.View(ctx, func(tx store.ReadTx) error {
+		for kind := store.Kind(1); kind != 0; kind++ {
+			found, err := tx.Scan(kind, uuid.Nil, 1000)
+			if err != nil {
+				return err
+			}
+			records = append(records, found...)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := all.Update(ctx, func(tx store.Tx) error {
+		for _, r := range records {
+			tx.(store.Loader).Load(r)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	(*s.taken)()
+	return all.View(ctx, fn)
+}
+
+// TestSumsFoldedMeanwhile: rows of changes that are folded while Verify reads a snapshot, in which they
+// are old, are not taken for rows that were put back.
+func TestSumsFoldedMeanwhile(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx, taken := t.Context(), func() {}
+		s := snapshotted{memstore.New(), &taken}
+		open := func() *cardvault.Vault {
+			v, err := cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+			noErr(t, err)
+			return v
+		}
+		v := open()
+		noErr(t, v.BeginSums(ctx, nil))
+		for range 20 {
+			_, err := v.Import(ctx, visa, nil)
+			noErr(t, err)
+		}
+		noErr(t, v.Close()) // and leaves a row of changes
+		time.Sleep(3 * time.Hour)
+		v = open()
+		noErr(t, v.Drain(ctx))
+		time.Sleep(3 * time.Minute)
+
+		changes := func() (n int) {
+			for _, r := range recordsOf(t, s) {
+				if r.Kind == kindSumChange && r.Version > 10 {
+					n++
+				}
+			}
+			return n
+		}
+		if changes() == 0 {
+			t.Fatal("the row of changes is not there")
+		}
+		taken = func() { noErr(t, v.Drain(ctx)) }
+		report, err := v.Verify(ctx, nil)
+		noErr(t, err)
+		if !report.Sums || len(report.Problems) > 0 {
+			t.Errorf("Verify finds %+v", report)
+		}
+		if changes() > 0 {
+			t.Error("the row of changes was not folded")
+		}
+		noErr(t, v.Close())
+	})
 }

@@ -30,6 +30,8 @@ type postgres struct {
 	store *pgstore.Store
 	vault *cardvault.Vault
 	ids   rowKeys
+
+	summed *cardvault.Vault // keeps sums of its records
 }
 
 // postgreSQL runs a server, unless there is a URL of one, and compares on it.
@@ -81,7 +83,7 @@ func (p *postgres) open(ctx context.Context, url string, open *closers) (err err
 	}
 
 	drop := func() error {
-		_, err := p.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; DROP SCHEMA IF EXISTS "+schema+"_raw CASCADE")
+		_, err := p.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+", "+schema+"_raw, "+schema+"_sums CASCADE")
 		return err
 	}
 	if err := drop(); err != nil {
@@ -92,20 +94,28 @@ func (p *postgres) open(ctx context.Context, url string, open *closers) (err err
 		return err
 	}
 
-	opts := &pgstore.Options{Schema: schema, AllowPlaintext: true}
+	if p.store, p.vault, err = p.inSchema(ctx, schema, open); err != nil {
+		return err
+	}
+	if _, p.summed, err = p.inSchema(ctx, schema+"_sums", open); err != nil {
+		return err
+	}
+	return p.summed.BeginSums(ctx, nil)
+}
+
+// inSchema makes a vault in a schema.
+func (p *postgres) inSchema(ctx context.Context, name string, open *closers) (*pgstore.Store, *cardvault.Vault, error) {
+	opts := &pgstore.Options{Schema: name, AllowPlaintext: true}
 	if err := pgstore.Migrate(ctx, p.pool, opts); err != nil {
-		return err
+		return nil, nil, err
 	}
-	if p.store, err = pgstore.New(ctx, p.pool, opts); err != nil {
-		return err
-	}
-	open.later(p.store.Close)
-	ring, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
+	s, err := pgstore.New(ctx, p.pool, opts)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	p.vault, err = cardvault.New(ctx, p.store, ring, nil)
-	return err
+	open.later(s.Close)
+	v, err := cardvault.New(ctx, s, p.keys, nil)
+	return s, v, err
 }
 
 // raw makes the table of the comparison: as many indexes as a first sketch has.
@@ -172,12 +182,13 @@ func (p *postgres) imports(ctx context.Context) error {
 
 	goals := map[int]table.Goal{1: least(.75), 64: least(2.5)}
 	for _, n := range []int{1, 16, 64} {
-		lanes, err := p.race(n, p.importing("Import", p.vault, nil), update, insert)
+		lanes, err := p.race(n, p.importing("Import", p.vault, nil), update, insert, p.importing("Import with sums", p.summed, nil))
 		if err != nil {
 			return err
 		}
 		p.ratio(fmt.Sprintf("postgres-import/%d", n), n, goals[n], lanes[0], lanes[2])
 		p.ratio(fmt.Sprintf("postgres-update/%d", n), n, reported, lanes[1], lanes[2])
+		p.ratio(fmt.Sprintf("postgres-sums/%d", n), n, reported, lanes[3], lanes[0])
 	}
 	return nil
 }

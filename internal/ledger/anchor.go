@@ -5,6 +5,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -226,7 +227,7 @@ func (c *comparison) judge(k *seal.Keys, restored bool) {
 	case k.Generation < a.generation:
 		reason = fmt.Sprintf("the keyring has generation %d, and had %d", k.Generation, a.generation)
 	case k.Summed() && c.written() < max(s.sums, a.sums):
-		reason = "records are as they were before their sums were last written"
+		reason = "records are as they were before their sums were last written, or the count of that is lost"
 	default:
 		return
 	}
@@ -241,20 +242,13 @@ func (c *comparison) judge(k *seal.Keys, restored bool) {
 	c.rollback.ID = c.id(k)
 }
 
-// written returns how often sums were written. If their record cannot be read, that is the number of
-// the last point: Verify reports the damage.
+// written returns how often sums were written, 0 if their record cannot be read: else who puts back
+// all records has only to damage that one.
 func (c *comparison) written() uint64 {
-	switch {
-	case c.top == nil:
+	if c.top == nil || c.top.unread {
 		return 0
-	case !c.top.unread:
-		return c.top.count
-	case c.stored == nil:
-		return 0
-	case c.anchored == nil:
-		return c.stored.sums
 	}
-	return max(c.stored.sums, c.anchored.sums)
+	return c.top.count
 }
 
 // anchoredSums returns how often sums were written before the last point, 0 if it is absent or cannot
@@ -279,7 +273,8 @@ func (c *comparison) id(k *seal.Keys) (id uuid.UUID) {
 		row = c.row.Shown
 	}
 	digest := sha256.Sum256(row)
-	copy(id[:], k.AnchorMAC("anchor difference", digest[:], c.text))
+	written := binary.BigEndian.AppendUint64(nil, c.written())
+	copy(id[:], k.AnchorMAC("anchor difference", digest[:], written, c.text))
 	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // version 8: of a hash
 	return id
 }

@@ -133,9 +133,14 @@ func (l *Ledger) notAnchored(err error) {
 
 // advance writes a point, and has the anchor advance to it.
 func (l *Ledger) advance(ctx context.Context) error {
+	l.anchoring.dirty.Store(false) // a commit from here on has a round of its own
+	if !l.settleSums(ctx) {
+		l.anchoring.dirty.Store(true) // another round folds the rest
+		l.anchoring.mu.Lock()
+		l.later()
+		l.anchoring.mu.Unlock()
+	}
 	for range anchorTries {
-		l.anchoring.dirty.Store(false) // a commit from here on has a round of its own
-		l.settleSums(ctx)
 		c, err := l.compare(ctx)
 		if err != nil {
 			return err

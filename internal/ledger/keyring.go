@@ -446,6 +446,9 @@ func (l *Ledger) Follow(ctx context.Context) {
 			return
 		case <-time.After(followPause):
 			l.Look(ctx)
+			if err := l.keepSums(ctx); err != nil { // another process has begun them
+				l.notFolded(ctx, err)
+			}
 		}
 	}
 }

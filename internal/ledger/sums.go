@@ -44,6 +44,8 @@ type summing struct {
 	wrote   bool       // the transaction has a record of them
 	present *sumChange // the record of this process; nil: the next has another
 
+	altered uint64 // how often this process has written records of KindSum
+
 	least time.Time             // of the record of no account, as last read
 	left  map[uuid.UUID]bool    // records of this process that it writes no more
 	idle  map[uuid.UUID]resting // of other processes, by the last look
@@ -341,9 +343,7 @@ func (s *summing) top(tx store.ReadTx) (*sumRecord, error) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if is.least.After(s.least) {
-		s.least = is.least
-	}
+	s.know(is)
 	return is, nil
 }
 
@@ -410,6 +410,9 @@ var opSums = Adds("vault.sums")
 // errSumsChanged is returned when sums have changed since they were read.
 var errSumsChanged = fmt.Errorf("%w: sums have changed meanwhile", store.ErrConflict)
 
+// errSumsPutBack is returned when sums were written less often than the last point says.
+var errSumsPutBack = fmt.Errorf("%w: sums are as they were before", ErrRolledBack)
+
 // A sumAlteration changes records of sums in one transaction.
 type sumAlteration struct {
 	add  sums.Set        // to the records of KindSum
@@ -445,7 +448,7 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 	if err != nil {
 		return err
 	}
-	records, left, err := l.sums.altered(a, read, anchored)
+	records, left, err := l.sums.after(a, read, anchored)
 	if err != nil {
 		return err
 	}
@@ -454,11 +457,11 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 		puts[account] = l.sums.nextSum(is)
 	}
 
-	return l.In(uuid.Nil).Update(store.Patient(ctx), opSums, func(tx store.Tx) error {
+	err = l.In(uuid.Nil).Update(store.Patient(ctx), opSums, func(tx store.Tx) error {
 		for _, r := range a.gone {
 			if r.Version != 0 {
 				if same, err := Same(tx, r); !same || err != nil {
-					return cmp.Or(err, errSumsChanged)
+					return cmp.Or(err, a.changed())
 				}
 			}
 			tx.Delete(r.Kind, r.ID)
@@ -480,6 +483,36 @@ func (l *Ledger) alterSums(ctx context.Context, a *sumAlteration) error {
 		}
 		return nil
 	})
+	if err == nil {
+		l.sums.wroteSums(records[uuid.Nil])
+	}
+	return err
+}
+
+// changed returns the error for a record that has changed since it was read. What a beginning has
+// found out is void then.
+func (a *sumAlteration) changed() error {
+	if a.next != uuid.Nil {
+		return ErrSumsBusy
+	}
+	return errSumsChanged
+}
+
+// wroteSums is called when an alteration was written.
+func (s *summing) wroteSums(top *sumRecord) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if top != nil {
+		s.altered++
+		s.know(top)
+	}
+}
+
+// know takes what the record of no account has. The caller holds the lock.
+func (s *summing) know(top *sumRecord) {
+	if top.least.After(s.least) {
+		s.least = top.least
+	}
 }
 
 // readSums reads the records of KindSum of accounts, nil for absent ones, and how often sums were
@@ -500,8 +533,8 @@ func (l *Ledger) readSums(ctx context.Context, accounts []uuid.UUID) (read map[u
 	return read, anchored, err
 }
 
-// altered returns the records of KindSum after an alteration, and the new ones of KindSumChange.
-func (s *summing) altered(a *sumAlteration, read map[uuid.UUID]*store.Record, anchored uint64) (records map[uuid.UUID]*sumRecord, left []*store.Record, err error) {
+// after returns the records of KindSum after an alteration, and the new ones of KindSumChange.
+func (s *summing) after(a *sumAlteration, read map[uuid.UUID]*store.Record, anchored uint64) (records map[uuid.UUID]*sumRecord, left []*store.Record, err error) {
 	records, left = map[uuid.UUID]*sumRecord{}, slices.Clone(a.left)
 	accounts := a.accounts()
 	for account, r := range read {
@@ -527,6 +560,9 @@ func (s *summing) altered(a *sumAlteration, read map[uuid.UUID]*store.Record, an
 		}
 		top.beginning = a.next
 		top.count = max(top.count, anchored) // it was perhaps lost, and is accepted as it is
+	}
+	if top.count < anchored { // it would come up with the anchor
+		return nil, nil, errSumsPutBack
 	}
 	top.count++
 	if a.least.After(top.least) {
@@ -595,16 +631,23 @@ func (l *Ledger) notFolded(ctx context.Context, err error) {
 // KindSum. It leaves records of other processes alone until they have had no change for a while. If
 // such a process goes on after all, its next transaction finds no former record, and begins another.
 func (l *Ledger) FoldSums(ctx context.Context) error {
+	_, err := l.foldSums(ctx)
+	return err
+}
+
+// foldSums also reports whether all are folded that rest. Another process may have been faster, or
+// sums be compared.
+func (l *Ledger) foldSums(ctx context.Context) (whole bool, err error) {
 	if _, able := l.summer(); !able || !l.Box.Keys().Summed() {
-		return nil
+		return true, nil
 	}
 	select {
 	case l.sums.folding <- struct{}{}:
-		defer func() { <-l.sums.folding }()
+		defer l.sums.release()
 	case <-time.After(foldPatience):
-		return nil // after the comparison that goes on
+		return false, nil // after the comparison that goes on
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
 
 	l.sums.useKeys()
@@ -620,43 +663,74 @@ func (l *Ledger) FoldSums(ctx context.Context) error {
 	seen, f := map[uuid.UUID]bool{}, newFold(Now())
 	for after := uuid.Nil; ; {
 		if err := read(after); err != nil {
-			return err
+			return false, err
 		}
 		for _, r := range page {
-			after, seen[r.ID] = r.ID, true
-			f.look(&l.sums, r)
-		}
-		if len(page) == 0 {
-			f.last = true
-		}
-		if f.last || len(f.ready) >= foldRecords || len(f.accounts) >= foldAccounts {
-			done, err := f.write(ctx, l)
-			if err != nil {
-				return err
+			after = r.ID
+			if f.look(&l.sums, r) {
+				seen[r.ID] = true
 			}
-			if f.last {
-				l.sums.forget(seen)
-				return nil
-			}
-			next := newFold(f.oldest)
-			next.missed = f.missed || !done
-			f = next
 		}
+		f.last = len(page) == 0
+		if !f.last && len(f.ready) < foldRecords && len(f.accounts) < foldAccounts {
+			continue
+		}
+
+		done, err := f.write(ctx, l)
+		if err != nil {
+			return false, err
+		}
+		if f.last {
+			l.sums.forget(seen)
+			return done && !f.missed, nil
+		}
+		next := newFold(f.oldest)
+		next.missed = f.missed || !done
+		f = next
 	}
 }
 
-// settleSums folds the changes of this process for the next point of the anchor, unless its sums are
-// being compared: then a later point has them.
-func (l *Ledger) settleSums(ctx context.Context) {
-	if !l.Box.Keys().Summed() {
-		return
+const (
+	settleTries = 6 // of settleSums
+	settleFolds = 2 // the second folds what the first has changed in the sums of accounts, and changes none
+)
+
+// settleSums folds what this process has committed, before a point of the anchor is written. It
+// reports whether all of that is in the count of the point.
+func (l *Ledger) settleSums(ctx context.Context) (settled bool) {
+	if _, able := l.summer(); !able || !l.Box.Keys().Summed() {
+		return true
 	}
-	l.sums.mu.Lock()
-	l.sums.leave()
-	l.sums.mu.Unlock()
-	if err := l.FoldSums(ctx); err != nil {
-		l.notFolded(ctx, err)
+	ctx, cancel := context.WithTimeout(ctx, anchorTime)
+	defer cancel()
+	folds := 0
+	for range settleTries {
+		l.sums.mu.Lock()
+		present := l.sums.present != nil
+		l.sums.leave()
+		l.sums.mu.Unlock()
+		if folds > 0 && !present {
+			return true
+		}
+
+		// A transaction may be under way that has written the record. It has ended once another one has.
+		err := l.In(uuid.Nil).Update(ctx, opSums, func(store.Tx) error { return nil })
+		whole := false
+		if err == nil {
+			whole, err = l.foldSums(ctx)
+		}
+		if err != nil {
+			l.notFolded(ctx, err)
+			return false
+		}
+		if whole {
+			folds++
+		}
+		if folds == settleFolds {
+			return true
+		}
 	}
+	return false
 }
 
 // A fold is records of KindSumChange that are folded together.
@@ -676,24 +750,25 @@ func newFold(oldest time.Time) *fold {
 }
 
 // look takes a record that nothing writes any more. It leaves a record that cannot be read, and a
-// record that was folded before: Verify reports the first, and does not count the second.
-func (f *fold) look(s *summing, r *store.Record) {
-	rests := s.rests(r)
+// record that was folded before: Verify reports the first, and does not count the second. It reports
+// false for these.
+func (f *fold) look(s *summing, r *store.Record) bool {
 	made, set, err := s.openChange(r)
 	switch {
 	case err != nil, s.folded(made):
-		return
-	case !rests:
+		return false
+	case !s.rests(r):
 		if made.Before(f.oldest) {
 			f.oldest = made
 		}
-		return
+		return true
 	}
 	f.sums.AddAll(set)
 	for at := range set {
 		f.accounts[at.Account] = true
 	}
 	f.ready = append(f.ready, &store.Record{Kind: r.Kind, ID: r.ID, Version: r.Version})
+	return true
 }
 
 // write writes the sums of some accounts in each transaction, and new records of the other sums. If

@@ -180,15 +180,13 @@ type sumWalk struct {
 	at     position // the last record, or place, that was added
 
 	foreign map[uuid.UUID]uint64 // records of other processes at the beginning, with their versions
-	top     uint64               // version of the sums of no account
+	first   uint64               // how often sums were written at the beginning
+	own     uint64               // of that, by this process
 }
 
 func (w *sumWalk) all(ctx context.Context) error {
 	if w.logged {
-		if err := w.view(ctx, func(tx store.ReadTx) (err error) {
-			_, w.foreign, err = w.changesIn(tx)
-			return err
-		}); err != nil {
+		if err := w.begin(ctx); err != nil {
 			return err
 		}
 	}
@@ -198,20 +196,50 @@ func (w *sumWalk) all(ctx context.Context) error {
 		}
 	}
 
-	// The sums are of one instant if nothing is folded from the first of them to the last.
-	select {
-	case w.folding <- struct{}{}:
-		defer func() { <-w.folding }()
-	case <-ctx.Done():
-		return ctx.Err()
+	if w.logged { // the sums are of one instant if nothing is folded from the first of them to the last
+		if err := w.hold(ctx); err != nil {
+			return err
+		}
+		defer w.release()
 	}
-	for first := true; w.at.order == lastOrder; first = false {
-		if err := w.sums(ctx, first); err != nil {
+	for w.at.order == lastOrder {
+		if err := w.sums(ctx); err != nil {
 			return err
 		}
 	}
 	return w.end(ctx)
 }
+
+// begin notes what only this process may change until the end.
+func (w *sumWalk) begin(ctx context.Context) error {
+	if err := w.hold(ctx); err != nil {
+		return err
+	}
+	defer w.release()
+	w.mu.Lock()
+	w.own = w.altered
+	w.mu.Unlock()
+	return w.view(ctx, func(tx store.ReadTx) (err error) {
+		if _, w.foreign, err = w.changesIn(tx); err != nil {
+			return err
+		}
+		top, err := w.topIn(tx)
+		w.first = top.count
+		return err
+	})
+}
+
+// hold keeps this process from folding.
+func (s *summing) hold(ctx context.Context) error {
+	select {
+	case s.folding <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *summing) release() { <-s.folding }
 
 // mostKinds is the number of kinds without records are looked at in one transaction.
 const mostKinds = 16
@@ -331,22 +359,15 @@ func (w *sumWalk) pause(ctx context.Context, began time.Time, records int) error
 }
 
 // sums subtracts the next records of KindSum, which are added up too.
-func (w *sumWalk) sums(ctx context.Context, first bool) error {
+func (w *sumWalk) sums(ctx context.Context) error {
 	began := time.Now()
 	var rows []*store.Record
-	var top uint64
 	err := w.look(ctx, func(tx store.ReadTx) (err error) {
-		if top, err = w.topIn(tx); err != nil {
-			return err
-		}
 		rows, err = tx.Scan(KindSum, w.at.id, sumPage)
 		return err
 	})
 	if err != nil {
 		return err
-	}
-	if first {
-		w.top = top
 	}
 
 	for _, r := range rows {
@@ -365,13 +386,13 @@ func (w *sumWalk) sums(ctx context.Context, first bool) error {
 	return w.pause(ctx, began, len(rows))
 }
 
-// topIn returns how often records of KindSum were written.
-func (w *sumWalk) topIn(tx store.ReadTx) (count uint64, err error) {
+// topIn returns what the record of no account has, in a transaction.
+func (w *sumWalk) topIn(tx store.ReadTx) (sumTop, error) {
 	top, err := w.summing.top(tx)
-	if top != nil {
-		count = top.count
+	if top == nil {
+		return sumTop{}, err
 	}
-	return count, err
+	return top.sumTop, err
 }
 
 // mostChanges bounds the records of KindSumChange that are read in one transaction.
@@ -400,7 +421,7 @@ func (w *sumWalk) changesIn(tx store.ReadTx) (all []*store.Record, foreign map[u
 func (w *sumWalk) end(ctx context.Context) error {
 	var all []*store.Record
 	var foreign map[uuid.UUID]uint64
-	var top uint64
+	var top sumTop
 	err := w.look(ctx, func(tx store.ReadTx) (err error) {
 		if all, foreign, err = w.changesIn(tx); err != nil {
 			return err
@@ -412,14 +433,17 @@ func (w *sumWalk) end(ctx context.Context) error {
 		return err
 	}
 
-	if w.logged && (top != w.top || !maps.Equal(foreign, w.foreign)) {
+	w.mu.Lock()
+	alone := top.count-w.first == w.altered-w.own
+	w.mu.Unlock()
+	if w.logged && (!alone || !maps.Equal(foreign, w.foreign)) {
 		return ErrSumsBusy
 	}
 	for _, r := range all {
 		switch made, set, err := w.openChange(r); {
 		case err != nil:
 			w.Unread = append(w.Unread, r)
-		case w.folded(made):
+		case made.Before(top.least):
 			w.back = append(w.back, r)
 		default:
 			w.Surplus.Subtract(set)
