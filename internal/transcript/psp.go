@@ -21,13 +21,11 @@ import (
 // bubble, where time stands still while a connection is open: see rest.
 type psp struct {
 	*httptest.Server
-	gone string // the URL of a server that has ended
+	gone string // a URL without a server: a port that no system gives to a listener by itself
 }
 
 func startPSP(t *testing.T) *psp {
-	gone := httptest.NewServer(nil)
-	gone.Close()
-	p := &psp{httptest.NewServer(http.HandlerFunc(answerPSP)), gone.URL}
+	p := &psp{httptest.NewServer(http.HandlerFunc(answerPSP)), "http://127.0.0.1:1"}
 	t.Cleanup(p.Close)
 	return p
 }
