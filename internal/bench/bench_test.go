@@ -430,7 +430,7 @@ func TestParts(t *testing.T) {
 		seen[r.Name] = true
 	}
 	for _, name := range []string{"import/256", "import-keyed/256", "get/1", "get/2", "http-read/64", "http-import/64", "http-list/8",
-		"http-payment/64", "features-sink-webhook/64", "features-all/64", "features-all-loop/1", "openbao-create/64", "postgres-import/64",
+		"http-payment/64", "features-sink-webhook/64", "features-all/64", "features-all-loop/1", "openbao-create/64", "postgres-import/64", "postgres-sums/64",
 		"partitions-import/64", "replicas-import/3", "reseal/kills"} {
 		if !seen[name] {
 			t.Errorf("there is no row %s", name)
