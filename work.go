@@ -100,6 +100,9 @@ func (v *Vault) Run(ctx context.Context) (err error) {
 // Drain does the background work that is due and returns. It receives no notices and no
 // outcomes of the account updater, and tries nothing twice that fails. Call it each minute,
 // or the vault warns of overdue work.
+//
+// Errors: ErrRolledBack, after all other work, if the vault keeps sums of its records and these were
+// put back as they were before: see [Vault.BeginSums].
 func (v *Vault) Drain(ctx context.Context) (err error) {
 	defer v.doing(ctx, "drain", &err)
 	v.ledger.Look(ctx)

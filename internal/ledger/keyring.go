@@ -447,7 +447,7 @@ func (l *Ledger) Follow(ctx context.Context) {
 		case <-time.After(followPause):
 			l.Look(ctx)
 			if err := l.keepSums(ctx); err != nil { // another process has begun them
-				l.notFolded(ctx, err)
+				l.sumsFailed(ctx, err)
 			}
 		}
 	}

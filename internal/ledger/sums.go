@@ -616,14 +616,14 @@ func (l *Ledger) FollowSums(ctx context.Context) {
 			}
 		}
 		if err := l.FoldSums(ctx); err != nil {
-			l.notFolded(ctx, err)
+			l.sumsFailed(ctx, err)
 		}
 	}
 }
 
-func (l *Ledger) notFolded(ctx context.Context, err error) {
+func (l *Ledger) sumsFailed(ctx context.Context, err error) {
 	if ctx.Err() == nil && !gone(err) && l.sums.failing.Now() {
-		l.config.Log.Error("sums cannot be folded", "error", err)
+		l.config.Log.Error("sums of records cannot be kept up", "error", err)
 	}
 }
 
@@ -720,7 +720,7 @@ func (l *Ledger) settleSums(ctx context.Context) (settled bool) {
 			whole, err = l.foldSums(ctx)
 		}
 		if err != nil {
-			l.notFolded(ctx, err)
+			l.sumsFailed(ctx, err)
 			return false
 		}
 		if whole {

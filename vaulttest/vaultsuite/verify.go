@@ -221,10 +221,8 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 	}
 
 	whileUsed(t, v, func() {
-		for range 8 {
-			if p := problems(t, v); len(p) > 0 {
-				t.Errorf("while in use: %+v", p)
-			}
+		if p := problems(t, v); len(p) > 0 {
+			t.Errorf("while in use: %+v", p)
 		}
 	})
 	if p := problems(t, v); len(p) > 0 {
@@ -232,16 +230,19 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 	}
 }
 
-// whileUsed uses a vault while work goes on: tokens are imported and deleted, events are delivered,
-// and records are sealed anew under other terms. It ends after so many rounds, since work that
-// looks at all records would take longer each time.
+// whileUsed uses a vault, and does work a few times meanwhile: tokens are imported and deleted, events
+// are delivered, and records are sealed anew under other terms. The use is bounded too, since work
+// that looks at all records would take longer each time.
 func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
-	const rounds = 100
+	const rounds, times = 100, 8
+	var using atomic.Int64
 	var over atomic.Bool
 	var used sync.WaitGroup
 
 	for g := range 4 {
+		using.Add(1)
 		used.Go(func() {
+			defer using.Add(-1)
 			for n := 0; n < rounds && !over.Load(); n++ {
 				token, err := v.Import(t.Context(), testCard(g*rounds+n), &cardvault.ImportOptions{BusinessKey: canary + uuid.NewString()})
 				if err == nil && n%2 == 0 {
@@ -261,7 +262,9 @@ func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
 		})
 	}
 
-	work()
+	for n := 0; n < times && using.Load() > 0; n++ {
+		work()
+	}
 	over.Store(true)
 	used.Wait()
 }
