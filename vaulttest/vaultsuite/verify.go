@@ -235,14 +235,14 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 // that looks at all records would take longer each time.
 func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
 	const rounds, times = 100, 8
-	var using atomic.Int64
+	var running atomic.Int64
 	var over atomic.Bool
 	var used sync.WaitGroup
 
 	for g := range 4 {
-		using.Add(1)
+		running.Add(1)
 		used.Go(func() {
-			defer using.Add(-1)
+			defer running.Add(-1)
 			for n := 0; n < rounds && !over.Load(); n++ {
 				token, err := v.Import(t.Context(), testCard(g*rounds+n), &cardvault.ImportOptions{BusinessKey: canary + uuid.NewString()})
 				if err == nil && n%2 == 0 {
@@ -262,7 +262,7 @@ func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
 		})
 	}
 
-	for n := 0; n < times && using.Load() > 0; n++ {
+	for n := 0; n < times && running.Load() > 0; n++ {
 		work()
 	}
 	over.Store(true)
