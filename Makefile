@@ -15,9 +15,8 @@ check: ## formatting, vet, staticcheck, tidy modules, the limits of the shape, o
 	@for m in $(MODULES); do echo "check $$m" && (cd $$m && go mod tidy -diff) || exit 1; done
 	@for m in $(MODULES); do (cd $$m && go vet ./... && go tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...) || exit 1; done
 	@go run -C tools ./house -q
-	GOOS=windows go build ./...
+	GOOS=windows GOARCH=386 go build ./...
 	GOOS=darwin go build . ./store/... ./examples/embed
-	GOARCH=386 go vet ./...
 
 house: ## the shape of the code in figures, beside limits and goals (V=1 names what they count, PICTURE=1 draws DESIGN.md's picture)
 	@go run -C tools ./house $(if $(V),-v) $(if $(PICTURE),-picture)
@@ -34,21 +33,26 @@ GOTEST := sh $(CURDIR)/.ci/gotest
 # Tests that pass days of virtual time, in which one goroutine works at a time, or do on
 # disk or one after another what others do at once.
 export LONG := ^Test(StatesTold|WebhookFailsNowAndThen|WebhookWithoutSuccess|WebhookAfterAQuietTime|ManyWebhooksHang|EventRetries|CardChangesFoundByLookups|DamagedJobs|ReceiverDown|IdentificationUnanswered|IdentificationFaults|ReleaseRetries|NoSender|RefusedCards|Reconcile|FaultsWhileDeleting|NoEcho|TranscriptsOnDisk|GivingUp)$$
-export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret
+export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret|Transcripts$$
 
 # Besides, tests in which the race detector sees nothing that others do not show it: they
-# change bytes, methods or answers one after another, kill processes that do one thing at a
-# time, or pass hours of virtual time with a few jobs.
-export ALONE := ^Test(Damage|DamagedBackup|DamagedFiles|KeyFileRefusesBitFlips|KeyFileModeWhateverUmask|Restless|AuditMethods|NothingIsLeft|TranscriptsOmitAbsent|TranscriptsIgnoreUnknown|AuditKilled|BackupKilled|LedgerKilled|RestoreKilled|SumsKilled|SumsOfAccounts|DeliveryRetries|PastBesideALostOne|Polling|ProvisionRefused|RetriesBesideALostDelivery|RetryAfter|SweepOfALiar|UpdaterRefusesMerchants)$$
+# change bytes, methods or answers one after another, make requests one after another, fill a
+# bound, kill processes that do one thing at a time, or pass hours of virtual time with a few jobs.
+export ALONE := ^Test(Apart|AuditBound|AuditKilled|AuditMethods|AuditPages|AuditRetentionLate|AuditTenantFloods|BackupKilled|CardArtThatCannotBeHad|Chain|Damage|DamagedBackup|DamagedFiles|DeliveriesOfADeletion|DeliveryRetries|EscapesInForm|EventOfATokenThatChangesUnheard|FailedCompletions|Families|KeyFileModeWhateverUmask|KeyFileRefusesBitFlips|LedgerKilled|LedgerRefused|ManyBreaks|ManyFail|NothingIsLeft|NothingPrints|PastBesideALostOne|Polling|ProvisionRefused|RateLimitOfManyKeys|RestoreKilled|Restless|RetriesBesideALostDelivery|RetryAfter|SinkBehindACrowd|SumsKilled|SumsOfAccounts|SweepOfALiar|TablesOfTheirOwn|Throttled|Transcripts|TranscriptsIgnoreUnknown|TranscriptsOmitAbsent|UpdaterRefusesMerchants)$$
 
 # Packages that read the sources and documents of the repository: no mode changes those.
 export TEXTS := /internal/(doctest|floorplan)$$
+
+# Packages of which no more than SECRETS, or nothing, is run again in another mode.
+export APART := /cardvault$$|/cardvault/(httpapi$$|store|examples|internal/realtest)
+export JSON := encoding/json|runtime/secret
 
 # Much of this waits for servers, browsers and clocks, so three run at a time, those that
 # take longest first. The whole is done once. With -short a few tests do the same with
 # less, and what is left out elsewhere has nothing to do with what is different there: FIPS
 # mode differs in calls of crypto, which nothing under store makes; encoding/json/v2 where
-# JSON is read and written, runtime/secret where keys and codes are erased. The store of
+# JSON is read and written, runtime/secret where keys and codes are erased. So the packages
+# are those whose files name these, and of the root and of httpapi those tests. The store of
 # examples/sqlite takes part with -short like PostgreSQL's: that runs every rule of both
 # suites once, and those of the vault on functions that run twice.
 test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
@@ -57,9 +61,9 @@ test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 
 		echo 'cd test && $(GOTEST) ./...'; \
 		for m in $(filter-out ./ store/pgstore/ test/ examples/sqlite/,$(MODULES)); do echo "cd $$m && $(GOTEST) ./..."; done; \
 		echo 'cd examples/sqlite && $(GOTEST) -short ./...'; \
-		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(go list ./... | grep -v -e /cardvault$$ -e /store -e /examples -e /realtest | grep -vE $$TEXTS)'; \
-		echo 'GODEBUG=fips140=only $(GOTEST) -short -run $$SECRETS .'; \
-		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short $$(go list ./httpapi/... ./internal/... | grep -v -e /realtest | grep -vE $$TEXTS)'; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -skip $$LONG $$(sh .ci/importing crypto/ | grep -vE $$APART | grep -vE $$TEXTS)'; \
+		echo 'GODEBUG=fips140=only $(GOTEST) -short -run $$SECRETS . ./httpapi'; \
+		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short $$(sh .ci/importing $$JSON | grep -E /cardvault/internal | grep -vE $$APART | grep -vE $$TEXTS) ./httpapi'; \
 		echo 'GOEXPERIMENT=jsonv2,runtimesecret $(GOTEST) -short -run $$SECRETS .'; \
 	} | xargs -P 3 -I {} sh -c '{}'
 
@@ -68,7 +72,7 @@ stress: deps ## the tests N (10) times, LOAD=4 beside four busy loops: names wha
 
 race: deps ## tests under the race detector, but for those that spend their time in other programs
 	@cd store/valkeycodes && $(GOTEST) -race -short ./...
-	@$(GOTEST) -race -short -skip "$$LONG|$$ALONE" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /simnet -e /networktest -e /printtest | grep -vE $$TEXTS)
+	@$(GOTEST) -race -short -skip "$$LONG|$$ALONE" $$(go list ./... | grep -v -e /examples -e /iin -e /iso -e /storetest -e /simnet -e /networktest -e /printtest | grep -vE $$TEXTS)
 
 api: ## what changed in the Go API since the commit SINCE, as a list for the changelog
 	@SINCE='$(SINCE)' sh .ci/api

@@ -441,7 +441,7 @@ var errDown = errors.New("connection refused")
 // events of each token arrive in order.
 func TestReceiverDown(t *testing.T) {
 	const hours = 6
-	tokens, events := 500, 10_000
+	tokens, events := 200, 4000
 	if testing.Short() {
 		tokens, events = 100, 1000
 	}

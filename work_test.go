@@ -706,7 +706,7 @@ func TestDamagedJobs(t *testing.T) {
 					l.pass(time.Second)
 					ids := l.crowd(300, visa)
 					if how == "Run" {
-						l.run(func() { l.pass(10 * time.Minute) })
+						l.run(func() { l.pass(2 * time.Minute) })
 					} else {
 						l.pass(time.Second)
 						if err := l.Drain(l.Context()); !errors.Is(err, cardvault.ErrDamaged) {

@@ -493,7 +493,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The package's promises about PgBouncer hold.
+// The package's promises about PgBouncer hold. With -short this is also the store with
+// partitions whose calls name the accounts.
 func TestPgBouncer(t *testing.T) {
 	server := postgres.Get(t)
 	tests := []struct {
@@ -509,17 +510,13 @@ func TestPgBouncer(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.pool+" "+test.mode.String(), func(t *testing.T) {
-			config, err := pgxpool.ParseConfig(realtest.PgBouncer(t, server, test.pool).URL("postgres"))
-			if err != nil {
-				t.Fatal(err)
+			url := realtest.PgBouncer(t, server, test.pool).URL("postgres") + "&default_query_exec_mode=" +
+				strings.ReplaceAll(test.mode.String(), " ", "_")
+			if testing.Short() {
+				storetest.Run(t, harnessOf(url, openNaming, some))
+				return
 			}
-			config.MaxConns = 8
-			config.ConnConfig.DefaultQueryExecMode = test.mode
-			p, err := pgxpool.NewWithConfig(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(p.Close)
+			p := pool(t, url)
 			storetest.Run(t, storetest.Harness{Open: func(t testing.TB) store.Store { return open(t, p, schema(t, p)) }})
 		})
 	}

@@ -61,7 +61,7 @@ func TestVaultReplicas(t *testing.T) {
 	var opened atomic.Int64
 	vaultsuite.Run(t, harnessOf(postgres.Get(t).URL("postgres"), openReplicas, func() int {
 		if opened.Add(1)%3 == 0 {
-			return 16
+			return some()
 		}
 		return 0
 	}))

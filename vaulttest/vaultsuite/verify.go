@@ -82,24 +82,38 @@ func verified(t *testing.T, s store.Store) {
 		t.Fatalf("a vault that is whole has %+v", p)
 	}
 
+	// One record of each kind is altered, and all are found at once.
 	alter := func(change func(*store.Record) bool, want cardvault.ProblemKind, kinds ...store.Kind) {
 		t.Helper()
+		var whole []*store.Record
+		accounts := map[uuid.UUID]int{}
 		for _, kind := range kinds {
 			rows := scanned(t, s, kind)
 			if len(rows) == 0 {
 				t.Errorf("no record of kind %d", kind)
 				continue
 			}
-			r := rows[0].Clone()
-			if !change(r) {
-				continue
+			if r := rows[0].Clone(); change(r) {
+				loadRow(t, s, r)
+				whole = append(whole, rows[0])
+				accounts[r.Account]++
 			}
+		}
+
+		found := problems(t, v)
+		for _, f := range found[want].Findings {
+			accounts[f.AccountID]--
+		}
+		if len(found) != 1 || len(found[want].Findings) != len(whole) {
+			t.Errorf("%d kinds altered: %+v, want one %s of each", len(whole), found, want)
+		}
+		for account, missing := range accounts {
+			if missing != 0 {
+				t.Errorf("%d more findings wanted of account %v", missing, account)
+			}
+		}
+		for _, r := range whole {
 			loadRow(t, s, r)
-			found := problems(t, v)
-			if p := found[want]; p.Count != 1 || len(p.Findings) != 1 || p.Findings[0].AccountID != r.Account || len(found) != 1 {
-				t.Errorf("kind %d: %+v, want one %s", kind, found, want)
-			}
-			loadRow(t, s, rows[0])
 		}
 	}
 	flip := func(part func(*store.Record) []byte) func(*store.Record) bool {
