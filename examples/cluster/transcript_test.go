@@ -8,34 +8,16 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/bubble"
-	"github.com/cardvault/cardvault/internal/codes"
 	"github.com/cardvault/cardvault/internal/realtest"
 	"github.com/cardvault/cardvault/internal/transcript"
 	"github.com/cardvault/cardvault/store"
-	"github.com/cardvault/cardvault/store/memstore"
 )
 
 const transcripts = "../../httpapi/testdata/transcripts"
 
-// TestTranscripts plays the documented behaviour on three replicas behind the proxy.
+// TestTranscripts plays the documented behaviour on three replicas behind the proxy, on PostgreSQL
+// and Redis.
 func TestTranscripts(t *testing.T) {
-	for _, file := range transcript.Files(t, transcripts) {
-		t.Run(file.Name, func(t *testing.T) {
-			file.Play(t, false, func(t *testing.T) *transcript.Setup {
-				s := memstore.New()
-				return &transcript.Setup{
-					Stores:     []store.Store{s, s, s},
-					Codes:      codes.New(1000, nil),
-					Front:      front,
-					ClientAddr: client,
-				}
-			})
-		})
-	}
-}
-
-// TestTranscriptsOnServers plays it on PostgreSQL and Redis.
-func TestTranscriptsOnServers(t *testing.T) {
 	for _, file := range transcript.Files(t, transcripts) {
 		t.Run(file.Name, func(t *testing.T) {
 			stores, cache := openStores(t, realtest.Redis(t, nil).URL("0"))

@@ -172,7 +172,8 @@ func rotateLookup(t *testing.T, s store.Store) {
 }
 
 // lookupLate: a process has made the hash of a record, and the key is rotated before it stores
-// the record. It is found by the present key alone, and a name stays unique.
+// the record. It is found by the present key alone, and a name stays unique. With -short each call
+// meets one of the rotations.
 func lookupLate(t *testing.T, s store.Store) {
 	inBubble(t, s, func(t *testing.T, s store.Store) {
 		n := &notary{Store: s, wrote: map[uint32]bool{}}
@@ -185,6 +186,7 @@ func lookupLate(t *testing.T, s store.Store) {
 				goOn(3 * time.Minute)
 			}
 		}
+		merchants := int64(1)
 		for i, steps := range []func(){
 			func() {},
 			func() { drain(t, other) },
@@ -200,6 +202,9 @@ func lookupLate(t *testing.T, s store.Store) {
 				},
 				"EnsureMerchant": func() error { return errorOf(late.EnsureMerchant(ctx, name, nil)) },
 			} {
+				if testing.Short() && call != []string{"Import", "Update", "EnsureMerchant"}[i] {
+					continue
+				}
 				for range 2 { // it follows, and then it is granted seals
 					importCard(t, late, testCard(2), nil)
 				}
@@ -213,7 +218,9 @@ func lookupLate(t *testing.T, s store.Store) {
 				if err := do(); err != nil || n.before != nil {
 					t.Fatalf("%s: %v", call, err)
 				}
-				if call != "EnsureMerchant" {
+				if call == "EnsureMerchant" {
+					merchants++
+				} else {
 					named++
 				}
 				for _, v := range []*cardvault.Vault{late, other} {
@@ -231,8 +238,8 @@ func lookupLate(t *testing.T, s store.Store) {
 				}
 			}
 		}
-		if m := must(other.ListMerchants(ctx, nil))(t); m.TotalItems != 4 {
-			t.Errorf("%d merchants, want 4: a name was taken twice", m.TotalItems)
+		if m := must(other.ListMerchants(ctx, nil))(t); m.TotalItems != merchants {
+			t.Errorf("%d merchants, want %d: a name was taken twice", m.TotalItems, merchants)
 		}
 	})
 }

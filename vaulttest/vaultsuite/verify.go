@@ -248,7 +248,10 @@ func verifiedWhileUsed(t *testing.T, s store.Store) {
 // are delivered, and records are sealed anew under other terms. The use is bounded too, since work
 // that looks at all records would take longer each time.
 func whileUsed(t *testing.T, v *cardvault.Vault, work func()) {
-	const rounds, times = 100, 8
+	rounds, times := 100, 8
+	if testing.Short() {
+		rounds, times = 40, 4
+	}
 	var running atomic.Int64
 	var over atomic.Bool
 	var used sync.WaitGroup
