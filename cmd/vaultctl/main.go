@@ -131,7 +131,26 @@ func (c *cli) root() *cobra.Command {
 
 	root.AddCommand(c.initVault(), c.keygen(), c.passphrase(), c.rotate(), c.reseal(), c.retire(), c.report(), c.verify(), c.repair(), c.changeKey(),
 		c.backup(), c.restore(), c.thaw(), c.move(), c.scrub(), c.sums(), c.accounts(), c.approve(), c.freeze(), c.unfreeze(), c.closeAccount(), c.merchants(), c.apiKeys(), c.audit(), c.man())
+	countArguments(root)
 	return root
+}
+
+// countArguments has the commands below cmd that have none below them refuse a wrong number of
+// arguments by how they are used. The arguments are not repeated: one may be a URL with a password.
+func countArguments(cmd *cobra.Command) {
+	for _, below := range cmd.Commands() {
+		countArguments(below)
+	}
+	if cmd.HasSubCommands() {
+		return
+	}
+	count := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if count(cmd, args) != nil {
+			return fmt.Errorf("wrong number of arguments: the usage is %s, where --vault or --store names the vault", cmd.UseLine())
+		}
+		return nil
+	}
 }
 
 // group returns a command that has only others below it.

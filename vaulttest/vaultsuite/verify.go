@@ -104,7 +104,7 @@ func verified(t *testing.T, s store.Store) {
 		for _, f := range found[want].Findings {
 			accounts[f.AccountID]--
 		}
-		if len(found) != 1 || len(found[want].Findings) != len(whole) {
+		if p := found[want]; len(found) != 1 || p.Count != int64(len(whole)) || len(p.Findings) != len(whole) {
 			t.Errorf("%d kinds altered: %+v, want one %s of each", len(whole), found, want)
 		}
 		for account, missing := range accounts {
