@@ -19,6 +19,7 @@ import (
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/audit"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/boltstore"
 	"github.com/cardvault/cardvault/store/memstore"
@@ -47,6 +48,31 @@ func (a *audited) stored() (ids []string) {
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// A slowStore takes a second for each write.
+type slowStore struct{ store.Store }
+
+func (s slowStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	time.Sleep(time.Second)
+	return s.Store.Update(ctx, fn)
+}
+
+// TestAuditSealWaits: after a rotation the record of a refused call waits until the store grants its
+// seal. The next rotation does not wait for a lock that is held meanwhile: time would stand still.
+func TestAuditSealWaits(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		v := openAudited(t, slowStore{memstore.New()}, &cardvault.AuditOptions{}, cardvault.Sandbox)
+		for range 3 {
+			_, err := v.RotateKeys(t.Context(), nil)
+			noErr(t, err)
+			if err := v.RetireTerm(t.Context(), 99); !errors.Is(err, cardvault.ErrTermUnknown) {
+				t.Errorf("a term that never was: %v", err)
+			}
+			time.Sleep(1500 * time.Millisecond) // its record is being written
+		}
+		noErr(t, v.Close())
+	})
 }
 
 // An unsureStore loses the answer to writes, while it is on: every other one is made.

@@ -132,10 +132,8 @@ type segment struct {
 	unsure  int
 	entries []state
 
-	sealing  sync.Once
-	promise  *store.Record
-	failed   error // of sealing
-	promised atomic.Bool
+	promise  atomic.Pointer[store.Record] // sealed by the first record
+	promised atomic.Bool                  // and stored
 
 	// unpromised is set when its promise is not there, and guarded by Log.ticking: it has a
 	// checkpoint that this process does not know, or a writer of rows has removed the promise.
@@ -308,14 +306,19 @@ func (l *Log) entry(rows ledger.Account, r *audit.Record) (*entry, error) {
 	return e, nil
 }
 
-// promise seals the promise of a segment.
+// promise seals the promise of a segment, unless that is done. Nothing waits for another record to
+// do so: its seal may wait for the store, for longer than a caller wants to.
 func (l *Log) promise(s *segment) error {
-	s.sealing.Do(func() {
-		r := s.rows.NewRecord(l.Kinds.Segment, s.row)
-		r.Due = ledger.Now().Add(promise)
-		s.promise, s.failed = r, s.rows.SealShown(r, (&promised{s.lane, s.first}).encode())
-	})
-	return s.failed
+	if s.promise.Load() != nil {
+		return nil
+	}
+	r := s.rows.NewRecord(l.Kinds.Segment, s.row)
+	r.Due = ledger.Now().Add(promise)
+	if err := s.rows.SealShown(r, (&promised{s.lane, s.first}).encode()); err != nil {
+		return err
+	}
+	s.promise.CompareAndSwap(nil, r)
+	return nil
 }
 
 // errStale is returned by Put for a record whose segment may have been completed.
@@ -347,7 +350,7 @@ func (e *entry) promise(tx store.Tx) error {
 		switch _, err := ledger.Seek(tx, e.log.Kinds.Segment, e.of.row); {
 		case absent(err):
 			if e.promised == nil {
-				e.promised = e.of.promise.Clone()
+				e.promised = e.of.promise.Load().Clone()
 			}
 			tx.Put(e.promised)
 		case err != nil && !ledger.Unreadable(err):
