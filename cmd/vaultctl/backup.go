@@ -256,7 +256,11 @@ func (c *cli) restoreFrom(ctx context.Context, keys *cardvault.Keyring, chain []
 		b.Records, b.Bytes, b.Chunks = b.Records+base.Records, b.Bytes+base.Bytes, b.Chunks+base.Chunks
 		bases = append(bases, base.ID)
 	}
-	c.note("%d records of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", b.Records, date(b.At))
+	records := fmt.Sprintf("%d records", b.Records)
+	if len(bases) > 0 {
+		records += fmt.Sprintf(" in %d backups, some in several of them, the last", len(bases)+1)
+	}
+	c.note("%s of %s. The vault is frozen: make sure that the one which was backed up works no more, then thaw it with the id below.", records, date(b.At))
 	if opts.Ledger != nil {
 		c.note("Objects deleted again: %d.", restored.Deleted)
 		for _, operation := range slices.Sorted(maps.Keys(restored.Lost)) {

@@ -89,6 +89,9 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 	if r, ok := errors.AsType[*cardvault.RollbackError](err); ok {
 		err = fmt.Errorf("%w. Here that is --accept-rollback %v", err, r.ID)
 	}
+	if err != nil && strings.Contains(err.Error(), "Options.Thaw") {
+		err = fmt.Errorf("%w. Here that is the command thaw", err)
+	}
 	return v, err
 }
 
