@@ -116,6 +116,9 @@ func TestVersion(t *testing.T) {
 		`{"Call":"explode"}`, `{"Call":"scrub","Later":1}`, `{`, ``, `{"Call":"scrub","Name":"` + strings.Repeat("x", 64<<10) + `"}`,
 	} {
 		resp, err := c.Post("http://operator/", "", strings.NewReader(body))
+		if errors.Is(err, io.ErrClosedPipe) && len(body) > 64<<10 {
+			continue // the server has closed the connection before all of it was written
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
