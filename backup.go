@@ -245,7 +245,18 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
 			return log.Last(ctx, v.ledger.In(account))
 		},
-		Delete: v.repeatDeletion,
+	}
+	standing := map[uuid.UUID]*audit.Record{} // the last freeze or thaw of each account
+	d.Again = func(ctx context.Context, rec *audit.Record) (deletes int64, is bool, err error) {
+		if rec.Operation != opFreezeAccount.Name && rec.Operation != opThawAccount.Name {
+			is, err = v.repeatDeletion(ctx, rec)
+			return 1, is, err
+		}
+		last := standing[rec.AccountID]
+		if last == nil || rec.At.After(last.At) || rec.At.Equal(last.At) && rec.Operation == opFreezeAccount.Name {
+			standing[rec.AccountID] = rec
+		}
+		return 0, true, nil
 	}
 	for a, err := range v.AllAccounts(ctx, nil) {
 		if err != nil {
@@ -258,20 +269,30 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 	if err != nil {
 		return err
 	}
+	for account, last := range standing {
+		set := v.of(account).ThawAccount
+		if last.Operation == opFreezeAccount.Name {
+			set = v.of(account).FreezeAccount
+		}
+		if _, err := set(ctx); err != nil && !errors.Is(err, ErrNotFound) { // it is closed
+			return err
+		}
+	}
 	r.Deleted, r.Lost, r.NotInLedger = done.Repeated, done.Lost, done.Missing
 	return v.ledger.Deleted(ctx)
 }
 
-// repeatDeletion repeats the deletion of an object, if the operation is one.
-func (v *Vault) repeatDeletion(ctx context.Context, operation string, account, id uuid.UUID) (is bool, err error) {
-	v = v.In(account)
-	switch operation {
+// repeatDeletion repeats the deletion of an object, if the call was one, whether the account was
+// frozen at the backup or not.
+func (c *core) repeatDeletion(ctx context.Context, r *audit.Record) (is bool, err error) {
+	v := c.of(r.AccountID)
+	switch r.Operation {
 	case opDelete.Name:
-		return true, v.Delete(ctx, id)
+		return true, v.Delete(ctx, r.ObjectID)
 	case opDeleteAPIKey.Name:
-		return true, v.DeleteAPIKey(ctx, id)
+		return true, v.DeleteAPIKey(ctx, r.ObjectID)
 	case opDeleteWebhook.Name:
-		return true, v.DeleteWebhook(ctx, id)
+		return true, v.DeleteWebhook(ctx, r.ObjectID)
 	case opCloseAccount.Name:
 		_, err := v.CloseAccount(ctx)
 		return true, err

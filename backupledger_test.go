@@ -191,6 +191,61 @@ func TestRestoreWithLedger(t *testing.T) {
 	}
 }
 
+// TestLedgerFrozen: a restored account is frozen if it was at the end of its ledger, and deletions are
+// repeated in accounts that were frozen at the backup.
+func TestLedgerFrozen(t *testing.T) {
+	l := &ledgered{backedUp: backedUp{store: memstore.New()}}
+	l.vault = auditedOn(t, l.store)
+	ctx := t.Context()
+	made := func(name string) uuid.UUID {
+		a, err := l.vault.CreateAccount(ctx, name, nil)
+		noErr(t, err)
+		return a.ID
+	}
+	change := func(account uuid.UUID, call func(*cardvault.Vault, context.Context) (*cardvault.Account, error)) {
+		t.Helper()
+		_, err := call(l.vault.In(account), ctx)
+		noErr(t, err)
+	}
+	freeze, thaw := (*cardvault.Vault).FreezeAccount, (*cardvault.Vault).ThawAccount
+	thawed, frozen, both, closed := made("thawed"), made("frozen"), made("both"), made("closed")
+	token, err := l.vault.In(thawed).Import(ctx, visa, nil)
+	noErr(t, err)
+	change(thawed, freeze)
+	noErr(t, l.vault.Close())
+	l.vault = auditedOn(t, l.store)
+	l.again(t)
+
+	change(thawed, thaw)
+	noErr(t, l.vault.In(thawed).Delete(ctx, token.ID))
+	change(frozen, freeze)
+	change(both, freeze)
+	change(both, thaw)
+	change(closed, freeze)
+	change(closed, (*cardvault.Vault).CloseAccount)
+	exports := exportsOf(t, l.vault)
+	noErr(t, l.vault.Close())
+
+	s := memstore.New()
+	r, err := l.restore(t, s, ledgerOf(exports...))
+	noErr(t, err)
+	if r.Deleted != 2 || r.Lost["account.freeze"]+r.Lost["account.thaw"]+r.Lost["token.delete"] > 0 {
+		t.Errorf("%d deleted, want a token and an account; lost %v", r.Deleted, r.Lost)
+	}
+	v := l.thawed(t, s, r.ID)
+	for account, want := range map[uuid.UUID]cardvault.AccountState{
+		thawed: cardvault.AccountOpen, frozen: cardvault.AccountFrozen, both: cardvault.AccountOpen, closed: cardvault.AccountClosing,
+	} {
+		if a, err := v.In(account).Account(ctx); err != nil || a.State != want {
+			t.Errorf("the account is %v, want %v, %v", a.State, want, err)
+		}
+	}
+	if _, err := v.In(thawed).Get(ctx, token.ID); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("the deleted token: %v", err)
+	}
+	noErr(t, v.Close())
+}
+
 // A ledger with a break is refused, unless the caller accepts that.
 func TestLedgerBroken(t *testing.T) {
 	l := newLedgered(t)

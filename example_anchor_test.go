@@ -113,7 +113,8 @@ func (l *anchorLog) Advance(_ context.Context, number uint64, text []byte) error
 	if last, _, err := l.last(); err != nil || last >= number {
 		return err
 	}
-	_, err := fmt.Fprintf(l.file, "%d %s\n", number, text)
+	// A line that a crash has cut off lacks the dot, and does not go on in this one.
+	_, err := fmt.Fprintf(l.file, "\n%d %s .\n", number, text)
 	return errors.Join(err, l.file.Sync())
 }
 
@@ -122,10 +123,7 @@ func (l *anchorLog) last() (number uint64, text []byte, err error) {
 	for lines.Scan() {
 		var n uint64
 		var t string
-		if _, err := fmt.Sscanf(lines.Text(), "%d %s", &n, &t); err != nil {
-			continue // a line that a crash has cut off
-		}
-		if n > number {
+		if _, err := fmt.Sscanf(lines.Text(), "%d %s .", &n, &t); err == nil && n > number {
 			number, text = n, []byte(t)
 		}
 	}

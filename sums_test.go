@@ -358,7 +358,7 @@ func TestSumsWithout(t *testing.T) {
 		noErr(t, err)
 		report, err := v.Verify(ctx, nil)
 		noErr(t, err)
-		if report.Sums || len(report.Problems) > 0 {
+		if report.Sums || report.SumsMissed || len(report.Problems) > 0 {
 			t.Errorf("on a store that shows no changes: %+v", report)
 		}
 		noErr(t, v.Close())
@@ -399,6 +399,47 @@ func putBack(t *testing.T, s store.Store, before []*store.Record, stays func(*st
 		}
 		return nil
 	}))
+}
+
+// TestSumsHoldNothingUp: however slowly Verify compares sums, a revocation is in the anchor when it
+// answers, at once.
+func TestSumsHoldNothingUp(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		opts := &cardvault.Options{Mode: cardvault.Sandbox, Anchor: cardvault.AnchorDir(t.TempDir())}
+		v, err := cardvault.New(ctx, memstore.New(), mustKeyBytes(t, make([]byte, cardvault.KeySize)), opts)
+		noErr(t, err)
+		noErr(t, v.BeginSums(ctx, nil))
+		for range 900 {
+			_, err := v.CreateAccount(ctx, "", nil)
+			noErr(t, err)
+		}
+
+		verified := make(chan error, 1)
+		go func() {
+			r, err := v.Verify(ctx, &cardvault.VerifyOptions{Rate: 200})
+			if err == nil && !r.Sums {
+				err = errors.New("the sums were not compared")
+			}
+			verified <- err
+		}()
+		for over := false; !over; {
+			key, err := v.CreateAPIKey(ctx, "key", cardvault.AllScopes(), nil)
+			noErr(t, err)
+			began := time.Now()
+			noErr(t, v.DeleteAPIKey(ctx, key.ID))
+			if took := time.Since(began); took >= time.Second {
+				t.Errorf("a revocation takes %v", took)
+			}
+			select {
+			case err := <-verified:
+				noErr(t, err)
+				over = true
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		noErr(t, v.Close())
+	})
 }
 
 // TestSumsAnchored: whoever puts back all records beside the newest point of the anchor is noticed by

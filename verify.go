@@ -52,9 +52,13 @@ type VerifyReport struct {
 	Indexes bool
 
 	// Sums is whether the records were compared with their sums: see [Vault.BeginSums]. It is false
-	// as long as Position is not empty, if the vault has no sums, if these or the records cannot
-	// be read, and if records have changed faster than they were added up: verify once more then.
+	// as long as Position is not empty, and if the vault has no sums.
 	Sums bool
+
+	// SumsMissed is whether the vault has sums and they were not compared, although Position is
+	// empty: they or the records cannot be read, or records have changed faster than they were
+	// added up. Verify once more then.
+	SumsMissed bool
 }
 
 // A ProblemKind is a sort of damage.
@@ -140,7 +144,7 @@ func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyRepor
 	if errors.Is(err, verify.ErrPlace) {
 		return nil, errPosition
 	}
-	return &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable, Sums: at.Summed, Problems: found.all()}, err
+	return &VerifyReport{Records: at.Records, Position: at.String(), Indexes: at.Done() && !at.Unable, Sums: at.Summed, SumsMissed: at.Done() && at.Sums && !at.Summed, Problems: found.all()}, err
 }
 
 // BeginSumsOptions are the optional parts of [Vault.BeginSums].

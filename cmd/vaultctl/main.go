@@ -94,6 +94,7 @@ type cli struct {
 	vault, store, schema string
 	key, passphraseFile  string
 	anchor, rollback     string // the folder; what may be accepted
+	undone               bool   // so may the loss of the last transaction of a file
 	ledger               string // the folder
 	json, verbose        bool
 	cryptoPeriod         time.Duration
@@ -125,6 +126,7 @@ func (c *cli) root() *cobra.Command {
 	f.StringVar(&c.passphraseFile, "passphrase-file", "", "`file` whose first line is the passphrase of --key, such as /dev/fd/3; without it, a sealed key asks at the terminal")
 	f.StringVar(&c.anchor, "anchor", "", "`folder` of the vault's anchor, by which a vault that was rolled back is refused")
 	f.StringVar(&c.rollback, "accept-rollback", "", "`ID` of a rollback, as the error names it: the vault is opened all the same")
+	f.BoolVar(&c.undone, "accept-undone", false, "open a file although the head of its last transaction may be damaged, so that this one is undone")
 	f.StringVar(&c.ledger, "ledger", "", "`folder` of the vault's ledger, which keeps the audit log for restores")
 	f.BoolVar(&c.json, "json", false, "print one JSON object")
 	f.BoolVarP(&c.verbose, "verbose", "v", false, "log what the vault does, not only its errors")

@@ -155,7 +155,10 @@ func (c *cli) openStore(ctx context.Context, prepare bool) (store.Store, error) 
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) && !prepare {
 		return nil, errNoVault
 	}
-	s, err := boltstore.Open(ctx, file, &boltstore.Options{Logger: c.log()})
+	s, err := boltstore.Open(ctx, file, &boltstore.Options{Logger: c.log(), AcceptUndone: c.undone})
+	if err != nil && strings.Contains(err.Error(), "Options.AcceptUndone") {
+		err = fmt.Errorf("%w. Here that is --accept-undone", err)
+	}
 	if errors.Is(err, store.ErrLocked) {
 		return nil, fmt.Errorf("another process, such as a server, has %s open: stop it, and repeat this", file)
 	}

@@ -23,7 +23,7 @@ func (c *cli) either(do func(context.Context, operator.Vault) error) func(*cobra
 			server, err := operator.Dial(cmd.Context(), c.vault)
 			if err == nil {
 				defer server.Close()
-				for _, flag := range []string{"anchor", "accept-rollback", "ledger"} {
+				for _, flag := range []string{"anchor", "accept-rollback", "accept-undone", "ledger"} {
 					if cmd.Flags().Changed(flag) {
 						return misuseError{fmt.Errorf("a server has the vault open, with an anchor and a ledger of its own if it has any: leave --%s out, or stop the server", flag)}
 					}

@@ -637,3 +637,15 @@ and 2 more: see --most
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
+
+// TestVerifySumsMissed: a vault whose sums were not compared is not called whole.
+func TestVerifySumsMissed(t *testing.T) {
+	r := &cardvault.VerifyReport{Records: 7, Indexes: true, SumsMissed: true}
+	if got := verifyText(r, false); strings.Contains(got, "whole") || !strings.Contains(got, "not compared with their sums") {
+		t.Errorf("got %s", got)
+	}
+	_, finds := errors.AsType[finding](damageOf(r))
+	if damageOf(r) == nil || finds {
+		t.Errorf("damage: %v", damageOf(r))
+	}
+}

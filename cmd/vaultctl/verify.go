@@ -51,20 +51,23 @@ func (c *cli) verify() *cobra.Command {
 	return cmd
 }
 
-// damageOf returns the finding of a report, nil if no record is damaged.
+// damageOf returns the finding of a report, nil if no record is damaged and all was compared.
 func damageOf(r *cardvault.VerifyReport) error {
 	var counts []string
 	for _, p := range r.Problems {
 		counts = append(counts, fmt.Sprintf("%d %s", p.Count, p.Kind))
 	}
-	if counts == nil {
+	switch {
+	case counts == nil && r.SumsMissed:
+		return errors.New("the records were not compared with their sums: they have changed too fast, or in another process. Verify once more")
+	case counts == nil:
 		return nil
 	}
 	return finding{fmt.Errorf("damaged: %s", strings.Join(counts, ", "))}
 }
 
 func verifyObject(r *cardvault.VerifyReport) object {
-	return object{"records": r.Records, "problems": problemObjects(r.Problems), "position": r.Position, "indexes_compared": r.Indexes, "sums_compared": r.Sums}
+	return object{"records": r.Records, "problems": problemObjects(r.Problems), "position": r.Position, "indexes_compared": r.Indexes, "sums_compared": r.Sums, "sums_missed": r.SumsMissed}
 }
 
 func problemObjects(all []cardvault.Problem) []object {
@@ -93,6 +96,8 @@ func verifyText(r *cardvault.VerifyReport, resumed bool) string {
 		fmt.Fprintf(&b, "%d records were read.\n", r.Records)
 	case resumed:
 		fmt.Fprintf(&b, "The rest of the vault is whole: %s.\n", records)
+	case r.SumsMissed:
+		fmt.Fprintf(&b, "No damage in %s. They were not compared with their sums.\n", records)
 	default:
 		fmt.Fprintf(&b, "The vault is whole: %s.\n", records)
 	}

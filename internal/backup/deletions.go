@@ -32,9 +32,9 @@ type Deleter struct {
 	// Last returns the last checkpoint of an account in the backup, or nil.
 	Last func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error)
 
-	// Delete deletes an object, if the operation did. It returns ledger.ErrNotFound for an object
-	// that is not there.
-	Delete func(ctx context.Context, operation string, account, object uuid.UUID) (is bool, err error)
+	// Again repeats the call of a record, if that took something away. It returns how many objects it
+	// deletes, and reports whether the call is no longer lost. ErrNotFound: there is no such object.
+	Again func(ctx context.Context, r *audit.Record) (deletes int64, is bool, err error)
 }
 
 // Deletions are what a Deleter has found.
@@ -193,18 +193,18 @@ func (d *Deleter) read(export io.ReadSeeker, opts audit.VerifyOptions, report *a
 	return err
 }
 
-// again repeats the call of a record, if that has deleted something.
+// again repeats the call of a record, if that took something away.
 func (d *Deleter) again(ctx context.Context, r *audit.Record, found *Deletions) error {
 	if r.Outcome != audit.Success || r.At.Before(d.At.Add(-clocks)) {
 		return nil
 	}
-	is, err := d.Delete(ctx, r.Operation, r.AccountID, r.ObjectID)
+	deletes, is, err := d.Again(ctx, r)
 	switch {
 	case errors.Is(err, ledger.ErrNotFound): // it was made after the backup, or deleted before
 	case err != nil:
 		return err
 	case is:
-		found.Repeated++
+		found.Repeated += deletes
 	case r.At.After(d.At):
 		found.Lost[r.Operation] += int64(r.Calls)
 	}

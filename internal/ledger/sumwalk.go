@@ -196,12 +196,26 @@ func (w *sumWalk) all(ctx context.Context) error {
 		}
 	}
 
-	if w.logged { // the sums are of one instant if nothing is folded from the first of them to the last
-		if err := w.hold(ctx); err != nil {
-			return err
-		}
-		defer w.release()
+	if !w.logged {
+		return w.last(ctx)
 	}
+	// The sums are of one instant if nothing is folded from the first of them to the last. Calls may
+	// wait for that, so it rests afterwards.
+	if err := w.hold(ctx); err != nil {
+		return err
+	}
+	began, rest, records := time.Now(), w.rest, 0
+	w.rest = func(ctx context.Context, _ time.Time, n int) error { records += n; return ctx.Err() }
+	err := w.last(ctx)
+	w.release()
+	if w.rest = rest; err != nil {
+		return err
+	}
+	return w.pause(ctx, began, records)
+}
+
+// last compares with the sums.
+func (w *sumWalk) last(ctx context.Context) error {
 	for w.at.order == lastOrder {
 		if err := w.sums(ctx); err != nil {
 			return err

@@ -54,6 +54,11 @@ type Options struct {
 	// name lost records, failed commits, whether the file could be reopened after one, and
 	// compactions. If nil, nothing is logged.
 	Logger *slog.Logger
+
+	// AcceptUndone opens a file one of whose two heads is damaged, and mends it. If that was the head
+	// of the last transaction, this one is undone, whatever it was: a deletion, or a revocation.
+	// Without it such a file is store.ErrDamaged, since nothing in it shows what is missing.
+	AcceptUndone bool
 }
 
 // Bounds of a transaction. The last call of a group may exceed them by the writes of its
@@ -72,6 +77,7 @@ type config struct {
 	mmapSize int // first mapping of the file; more is mapped as it grows
 	maxSize  int // of the file in bytes; 0: no limit
 	noSync   bool
+	undone   bool                 // a damaged head is mended
 	sync     func(*os.File) error // of the meta pages that settle writes
 
 	wasteful func(p *sample, pages int, best float64) bool // nil: the file is not compacted

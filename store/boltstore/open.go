@@ -97,8 +97,12 @@ func openWith(ctx context.Context, path string, opts *Options, c config) (*Store
 	if err != nil {
 		return nil, fmt.Errorf("boltstore: open: %w", err)
 	}
+	c.undone = opts.AcceptUndone
 	if s.h, err = waitForHandle(ctx, s.path, c, timeout); err != nil {
 		return nil, err
+	}
+	if s.h.mended {
+		s.log.Error("a head of the file was damaged: what its last transaction changed may be undone", "path", path)
 	}
 	if err := keepName(s.path, c); err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: open: %w", err), s.h.close())
@@ -147,6 +151,7 @@ type handle struct {
 	db   *bolt.DB
 	file *os.File
 
+	mended  bool           // a damaged head was replaced
 	pavedTo int64          // where pave has ended; owned by the writing goroutine
 	users   sync.WaitGroup // calls that use the file
 
@@ -156,6 +161,8 @@ type handle struct {
 	// meta is a mapping of the two meta pages, which each transaction reads while bbolt holds its
 	// locks. They are kept in memory, so that no read of them fails there. Nil: it is unknown.
 	meta []byte
+
+	last atomic.Int64 // the last transaction that was committed
 
 	beginning sync.Mutex
 	resting   resting
@@ -202,7 +209,7 @@ func openHandle(path string, c config) (*handle, error) {
 	if err == nil {
 		if err = h.named(path); err != nil { // a process that compacts it has held the lock
 			err = fmt.Errorf("%w: %w", store.ErrLocked, err)
-		} else if err = h.verify(); err == nil {
+		} else if err = h.whole(c.undone); err == nil {
 			err = guarded(func() (err error) {
 				h.meta, err = pin(h.file, 2*h.db.Info().PageSize)
 				return err
@@ -231,7 +238,19 @@ func openHandle(path string, c config) (*handle, error) {
 	return nil, fmt.Errorf("boltstore: open: %w", err)
 }
 
-// verify returns an error unless the file is a complete boltstore.
+// whole returns an error unless the file is a complete boltstore. It may have mended a head.
+func (h *handle) whole(mends bool) error {
+	if err := h.verify(); err != nil {
+		return err
+	}
+	err := checkHeads(h)
+	if mends && errors.Is(err, errHead) {
+		err, h.mended = acceptHeads(h), true
+	}
+	return err
+}
+
+// verify returns an error unless its pages and format are as they should be.
 func (h *handle) verify() error {
 	tx, err := h.begin(false)
 	if err != nil {
@@ -296,9 +315,20 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer guard(&err)
 	h.touch() // a read that fails here leaves no lock held: the next call may succeed
+	last := h.last.Load()
 	begun = false
 	tx, err = h.db.Begin(writable)
 	begun = true
+	if err != nil {
+		return tx, err
+	}
+	of := int64(tx.ID()) // the last transaction in the file
+	if writable {
+		of--
+	}
+	if of < last {
+		err = errors.Join(fmt.Errorf("%w: the head of the last transaction, while the file was open", store.ErrDamaged), tx.Rollback())
+	}
 	return tx, err
 }
 

@@ -236,6 +236,7 @@ func (s *Store) commit() {
 			s.commitFailed(err)
 			return
 		}
+		s.h.last.Store(int64(g.id))
 		s.summed.Committed()
 		s.h.ended(g.tx)
 		s.changing()
