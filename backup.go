@@ -245,18 +245,15 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
 			return log.Last(ctx, v.ledger.In(account))
 		},
-	}
-	standing := map[uuid.UUID]*audit.Record{} // the last freeze or thaw of each account
-	d.Again = func(ctx context.Context, rec *audit.Record) (deletes int64, is bool, err error) {
-		if rec.Operation != opFreezeAccount.Name && rec.Operation != opThawAccount.Name {
-			is, err = v.repeatDeletion(ctx, rec)
-			return 1, is, err
-		}
-		last := standing[rec.AccountID]
-		if last == nil || rec.At.After(last.At) || rec.At.Equal(last.At) && rec.Operation == opFreezeAccount.Name {
-			standing[rec.AccountID] = rec
-		}
-		return 0, true, nil
+		Delete: v.repeatDeletion, Freeze: opFreezeAccount.Name, Thaw: opThawAccount.Name,
+		Stand: func(ctx context.Context, account uuid.UUID, freeze bool) error {
+			if freeze {
+				_, err := v.of(account).FreezeAccount(ctx)
+				return err
+			}
+			_, err := v.of(account).ThawAccount(ctx)
+			return err
+		},
 	}
 	for a, err := range v.AllAccounts(ctx, nil) {
 		if err != nil {
@@ -268,15 +265,6 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 	done, err := d.Repeat(ctx)
 	if err != nil {
 		return err
-	}
-	for account, last := range standing {
-		set := v.of(account).ThawAccount
-		if last.Operation == opFreezeAccount.Name {
-			set = v.of(account).FreezeAccount
-		}
-		if _, err := set(ctx); err != nil && !errors.Is(err, ErrNotFound) { // it is closed
-			return err
-		}
 	}
 	r.Deleted, r.Lost, r.NotInLedger = done.Repeated, done.Lost, done.Missing
 	return v.ledger.Deleted(ctx)

@@ -85,6 +85,7 @@ func (c *cli) openVault(ctx context.Context, s store.Store, keys *cardvault.Keyr
 			return nil, misuseError{fmt.Errorf("--accept-rollback %w", err)}
 		}
 	}
+
 	v, err := cardvault.New(ctx, s, keys, opts)
 	if r, ok := errors.AsType[*cardvault.RollbackError](err); ok {
 		err = fmt.Errorf("%w. Here that is --accept-rollback %v", err, r.ID)

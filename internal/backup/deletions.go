@@ -32,9 +32,13 @@ type Deleter struct {
 	// Last returns the last checkpoint of an account in the backup, or nil.
 	Last func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error)
 
-	// Again repeats the call of a record, if that took something away. It returns how many objects it
-	// deletes, and reports whether the call is no longer lost. ErrNotFound: there is no such object.
-	Again func(ctx context.Context, r *audit.Record) (deletes int64, is bool, err error)
+	// Delete deletes an object, if the call of a record did. It returns ledger.ErrNotFound for an object
+	// that is not there.
+	Delete func(ctx context.Context, r *audit.Record) (is bool, err error)
+
+	// Stand freezes or thaws an account, as the operations of these names do.
+	Stand        func(ctx context.Context, account uuid.UUID, freeze bool) error
+	Freeze, Thaw string
 }
 
 // Deletions are what a Deleter has found.
@@ -42,6 +46,8 @@ type Deletions struct {
 	Repeated int64            // deletions
 	Lost     map[string]int64 // other calls after the backup, by operation
 	Missing  []uuid.UUID      // accounts without an export and a checkpoint
+
+	standing map[uuid.UUID]*audit.Record // the last freeze or thaw of each account
 }
 
 // Repeat verifies all exports before it deletes anything. They have to continue the logs of the
@@ -65,7 +71,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 			}
 		}
 	}
-	found := &Deletions{Lost: map[string]int64{}}
+	found := &Deletions{Lost: map[string]int64{}, standing: map[uuid.UUID]*audit.Record{}}
 	for _, a := range d.Accounts {
 		if logs[a] != nil {
 			continue
@@ -85,6 +91,11 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 	for _, p := range parts {
 		if err := d.read(p.export, audit.VerifyOptions{Each: again, Open: again}, nil); err != nil {
 			return nil, fmt.Errorf("export %d of the ledger: %w", p.number, err)
+		}
+	}
+	for account, last := range found.standing {
+		if err := d.Stand(ctx, account, last.Operation == d.Freeze); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
+			return nil, err
 		}
 	}
 	return found, nil
@@ -198,13 +209,21 @@ func (d *Deleter) again(ctx context.Context, r *audit.Record, found *Deletions) 
 	if r.Outcome != audit.Success || r.At.Before(d.At.Add(-clocks)) {
 		return nil
 	}
-	deletes, is, err := d.Again(ctx, r)
+	if r.Operation == d.Freeze || r.Operation == d.Thaw {
+		last := found.standing[r.AccountID]
+		if last == nil || r.At.After(last.At) || r.At.Equal(last.At) && r.Operation == d.Freeze {
+			found.standing[r.AccountID] = r
+		}
+		return nil
+	}
+
+	is, err := d.Delete(ctx, r)
 	switch {
 	case errors.Is(err, ledger.ErrNotFound): // it was made after the backup, or deleted before
 	case err != nil:
 		return err
 	case is:
-		found.Repeated += deletes
+		found.Repeated++
 	case r.At.After(d.At):
 		found.Lost[r.Operation] += int64(r.Calls)
 	}

@@ -235,6 +235,9 @@ func (m *meta) open(ctx context.Context, kek *KEK) (*seal.Keys, error) {
 	}
 
 	dataKey, err := kek.call(ctx, "unwrapping the keys", kek.Unwrap, m.wrapped, m.associated(forDataKey))
+	if errors.Is(err, ErrWrongKey) {
+		err = fmt.Errorf("%w, although it has the name that the vault needs: the keyring in the store may be damaged", err)
+	}
 	if err != nil {
 		return nil, err
 	}

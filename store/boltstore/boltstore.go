@@ -55,9 +55,9 @@ type Options struct {
 	// compactions. If nil, nothing is logged.
 	Logger *slog.Logger
 
-	// AcceptUndone opens a file one of whose two heads is damaged, and mends it. If that was the head
+	// AcceptUndone opens a file with a damaged head, one of two, and mends it. If that was the head
 	// of the last transaction, this one is undone, whatever it was: a deletion, or a revocation.
-	// Without it such a file is store.ErrDamaged, since nothing in it shows what is missing.
+	// Without it such a file is store.ErrDamaged, since nothing in it shows the loss.
 	AcceptUndone bool
 }
 
@@ -137,7 +137,7 @@ type Store struct {
 
 	sample    sample      // of the file
 	best      float64     // share that was used after the last compaction
-	wasteful  bool        // the file is to be compacted
+	wasteful  bool        // compact it
 	compactAt time.Time   // not before
 	copying   *compaction // under way
 	unnamed   bool        // the name of the file is not known to be durable

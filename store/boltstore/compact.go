@@ -43,11 +43,11 @@ const (
 	partRest  = 4                    // nothing is copied for so many times as long as a part took
 
 	partNotes     = 1 << 10 // noted entries that a part copies, or a quarter of them; it does not wait if there are more
-	partNotesMost = 1 << 12 // of which it copies no more, and no more than groupBytes
+	partNotesMost = 1 << 12 // it copies no more, and no more than groupBytes
 	notesMost     = 1 << 16 // more end the compaction
 
 	compactPause = time.Hour      // after a compaction that has failed
-	renamePause  = 24 * time.Hour // after one whose copy could not take the name: most likely no other can
+	renamePause  = 24 * time.Hour // after a copy that could not take the name: most likely no other can
 )
 
 // A compaction is a copy of the file that is being made. Its methods for a nil compaction

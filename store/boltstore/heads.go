@@ -11,7 +11,7 @@ import (
 )
 
 // A bbolt file begins with two heads, its meta pages. Each transaction writes one of them in turn, as its
-// last page, and bbolt takes the later one that has its checksum. So damage to the later one would undo
+// last page, and bbolt takes the later one whose checksum is right. So damage to the later one would undo
 // the last transaction, and nothing would show that a token is back or a revoked key works. A power cut
 // leaves both with their checksums: what counts of a head lies in one sector, and they are synced apart.
 //
@@ -49,7 +49,7 @@ func checkHeads(h *handle) error {
 
 var errHead = fmt.Errorf("%w: one of the two heads of the file, so its last transaction may be undone: restore the file from a backup, or accept that with Options.AcceptUndone", store.ErrDamaged)
 
-// acceptHeads replaces both heads by those of new transactions, which change nothing.
+// acceptHeads has two transactions that change nothing replace both heads.
 func acceptHeads(h *handle) error {
 	for range 2 {
 		if err := guarded(func() error { return h.db.Update(func(*bolt.Tx) error { return nil }) }); err != nil {

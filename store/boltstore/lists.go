@@ -206,7 +206,7 @@ type lister struct {
 	fill fill
 	last listKey // of an insert
 
-	apart bool // small nodes are not merged: a walk through the entries would miss those that moved
+	apart bool // small nodes are not merged: a walk through the entries would miss what moved
 }
 
 // A trail is the nodes from the root to the block that covered the last id, and where

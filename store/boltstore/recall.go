@@ -15,7 +15,7 @@ type recall struct {
 type recalled struct {
 	kind store.Kind
 	id   uuid.UUID
-	raw  []byte // as it is in the file, until it is written; nil: there is none here
+	raw  []byte // as it is in the file, until it is written; nil: none here
 }
 
 // find returns a row, nil if it is not known.
