@@ -245,13 +245,16 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 		Last: func(ctx context.Context, account uuid.UUID) (*audit.Checkpoint, error) {
 			return log.Last(ctx, v.ledger.In(account))
 		},
-		Delete: v.repeatDeletion, Freeze: opFreezeAccount.Name, Thaw: opThawAccount.Name,
+		Delete: v.repeatDeletion,
+		Stands: func(op string) (freeze, is bool) {
+			return op == opFreezeAccount.Name, op == opFreezeAccount.Name || op == opThawAccount.Name
+		},
 		Stand: func(ctx context.Context, account uuid.UUID, freeze bool) error {
+			change := v.of(account).ThawAccount
 			if freeze {
-				_, err := v.of(account).FreezeAccount(ctx)
-				return err
+				change = v.of(account).FreezeAccount
 			}
-			_, err := v.of(account).ThawAccount(ctx)
+			_, err := change(ctx)
 			return err
 		},
 	}

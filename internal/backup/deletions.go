@@ -36,9 +36,9 @@ type Deleter struct {
 	// that is not there.
 	Delete func(ctx context.Context, r *audit.Record) (is bool, err error)
 
-	// Stand freezes or thaws an account, as the operations of these names do.
-	Stand        func(ctx context.Context, account uuid.UUID, freeze bool) error
-	Freeze, Thaw string
+	// Stand freezes or thaws an account. Stands reports whether an operation does, and which.
+	Stand  func(ctx context.Context, account uuid.UUID, freeze bool) error
+	Stands func(operation string) (freeze, is bool)
 }
 
 // Deletions are what a Deleter has found.
@@ -94,7 +94,8 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 		}
 	}
 	for account, last := range found.standing {
-		if err := d.Stand(ctx, account, last.Operation == d.Freeze); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
+		freeze, _ := d.Stands(last.Operation)
+		if err := d.Stand(ctx, account, freeze); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
 			return nil, err
 		}
 	}
@@ -209,9 +210,9 @@ func (d *Deleter) again(ctx context.Context, r *audit.Record, found *Deletions) 
 	if r.Outcome != audit.Success || r.At.Before(d.At.Add(-clocks)) {
 		return nil
 	}
-	if r.Operation == d.Freeze || r.Operation == d.Thaw {
+	if freeze, is := d.Stands(r.Operation); is {
 		last := found.standing[r.AccountID]
-		if last == nil || r.At.After(last.At) || r.At.Equal(last.At) && r.Operation == d.Freeze {
+		if last == nil || r.At.After(last.At) || r.At.Equal(last.At) && freeze {
 			found.standing[r.AccountID] = r
 		}
 		return nil
