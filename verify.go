@@ -55,9 +55,8 @@ type VerifyReport struct {
 	// as long as Position is not empty, and if the vault has no sums.
 	Sums bool
 
-	// SumsMissed is whether the vault has sums and they were not compared, although Position is
-	// empty: they or the records cannot be read, or records have changed faster than they were
-	// added up. Verify once more then.
+	// SumsMissed is whether the vault has sums that were not compared, although Position is empty:
+	// records cannot be read, or change faster than they are added up. Verify once more then.
 	SumsMissed bool
 }
 
