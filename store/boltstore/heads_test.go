@@ -68,8 +68,10 @@ func TestHeads(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	checked := 0
 	check := func(what string, damaged []byte) {
 		t.Helper()
+		checked++
 		if err := os.WriteFile(path, damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -106,6 +108,7 @@ func TestHeads(t *testing.T) {
 		check("a head of long before", bytes.Join([][]byte{whole[:head*page], before[head*page : (head+1)*page], whole[(head+1)*page:]}, nil))
 	}
 	check("swapped", bytes.Join([][]byte{whole[page : 2*page], whole[:page], whole[2*page:]}, nil))
+	t.Logf("%d damaged heads: each is noticed, and mended on demand", checked)
 }
 
 // TestHeadWhileOpen: a file whose last head is damaged while it is open does not go on from the
