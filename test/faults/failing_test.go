@@ -37,7 +37,7 @@ func TestFailingDisk(t *testing.T) {
 				d := mount(t)
 				unreadable := slices.Contains(failure.sorts, read)
 				d.forgets = unreadable
-				from := 40 + random.IntN(80)
+				from := 1 + random.IntN(120)
 				var failures []int // numbers of actions
 				d.fail = func(call int, what sort) syscall.Errno {
 					for _, s := range failure.sorts {
