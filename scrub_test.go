@@ -1,10 +1,12 @@
 package cardvault_test
 
 import (
-	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -15,86 +17,73 @@ import (
 	"github.com/google/uuid"
 )
 
-// TestVaultScrub looks for what deleted tokens have left in the file of a vault.
+// TestVaultScrub looks for what deleted tokens have left in the file of a vault: the sealed parts of
+// their records, and the hashes by which they were found.
 func TestVaultScrub(t *testing.T) {
+	deleted, kept := 10_000, 500
+	if testing.Short() {
+		deleted = 1000
+	}
 	path := filepath.Join(t.TempDir(), "vault.db")
 	s, err := boltstore.Open(t.Context(), path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := cardvault.New(t.Context(), s, keys, &cardvault.Options{Mode: cardvault.Sandbox})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// sealed returns the sealed parts of all records.
-	sealed := func() map[string]bool {
+	noErr(t, err)
+	v, err := cardvault.New(t.Context(), s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+	noErr(t, err)
+	each := func(n int, call func(i int) error) {
 		t.Helper()
-		all := map[string]bool{}
-		err := s.View(t.Context(), func(tx store.ReadTx) error {
-			for kind := 1; kind < 256; kind++ {
-				records, err := tx.Scan(store.Kind(kind), uuid.Nil, 1000)
-				if err != nil {
-					return err
-				}
-				for _, r := range records {
-					for _, part := range [][]byte{r.Shown, r.Secret} {
-						if len(part) >= 32 {
-							all[string(part)] = true
-						}
+		var next atomic.Int64
+		var group sync.WaitGroup
+		for range 32 {
+			group.Go(func() {
+				for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+					if err := call(i); err != nil {
+						t.Error(err)
+						return
 					}
 				}
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
+			})
 		}
-		return all
+		group.Wait()
 	}
 
-	var ids []uuid.UUID
-	for range 200 {
-		token, err := v.Import(t.Context(), cardvault.Card{PAN: card.NewPAN([]byte(secretNumber)), Expiry: card.Expiry{Month: 12, Year: 2030}}, nil)
-		if err != nil {
-			t.Fatal(err)
+	ids := make([]uuid.UUID, deleted+kept)
+	each(len(ids), func(i int) error {
+		c := cardvault.Card{PAN: card.NewPAN([]byte(secretNumber)), Expiry: card.Expiry{Month: 12, Year: 2030}}
+		token, err := v.Import(t.Context(), c, &cardvault.ImportOptions{BusinessKey: fmt.Sprint("order ", i)})
+		if err == nil {
+			ids[i] = token.ID
 		}
-		ids = append(ids, token.ID)
-	}
-	before := sealed()
-	for _, id := range ids[:150] {
-		if err := v.Delete(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := v.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := v.Scrub(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	after := sealed()
+		return err
+	})
+	before := tracesIn(t, s)
+	each(deleted, func(i int) error { return v.Delete(t.Context(), ids[i]) })
+	noErr(t, v.Drain(t.Context()))
+	noErr(t, v.Scrub(t.Context()))
+
+	after := tracesIn(t, s)
 	file, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	noErr(t, err)
+	found := map[trace]bool{}
+	for i := range len(file) - len(trace{}) {
+		if at := trace(file[i:]); before[at] {
+			found[at] = true
+		}
 	}
 	gone, there := 0, 0
 	for part := range before {
-		switch found := bytes.Contains(file, []byte(part)); {
-		case after[part] && found:
+		switch {
+		case after[part] && found[part]:
 			there++
 		case !after[part]:
 			gone++
-			if found {
-				t.Error("a sealed part of a deleted token is in the file")
+			if found[part] {
+				t.Error("a sealed part or a hash of a deleted token is in the file")
 			}
 		}
 	}
-	if gone < 300 || there < 100 {
-		t.Errorf("%d sealed parts are gone and %d there, want both parts of 150 and 50 tokens", gone, there)
+	t.Logf("%d sealed parts and hashes of %d deleted tokens: 0 in the file, which has %d others", gone, deleted, there)
+	if gone < 3*deleted || there < 3*kept {
+		t.Errorf("%d traces are gone and %d there, want two parts and a hash of %d and %d tokens", gone, there, deleted, kept)
 	}
 	if err := errors.Join(v.Close(), s.Close()); err != nil {
 		t.Error(err)
@@ -103,4 +92,34 @@ func TestVaultScrub(t *testing.T) {
 	if err := vaulttest.New(t).Scrub(t.Context()); !errors.Is(err, cardvault.ErrNotEnabled) {
 		t.Errorf("Scrub of a store in memory: %v", err)
 	}
+}
+
+// A trace is the end of a sealed part, its tag, or of a hash.
+type trace [16]byte
+
+// tracesIn returns the traces of the sealed parts and hashes of all records.
+func tracesIn(t *testing.T, s store.Store) map[trace]bool {
+	t.Helper()
+	all := map[trace]bool{}
+	noErr(t, s.View(t.Context(), func(tx store.ReadTx) error {
+		for kind := 1; kind < 256; kind++ {
+			for after, more := uuid.Nil, true; more; {
+				records, err := tx.Scan(store.Kind(kind), after, 1000)
+				if err != nil {
+					return err
+				}
+				for _, r := range records {
+					after = r.ID
+					for _, part := range append([][]byte{r.Shown, r.Secret}, r.Lookup...) {
+						if n := len(part); n >= len(trace{}) {
+							all[trace(part[n-len(trace{}):])] = true
+						}
+					}
+				}
+				more = len(records) == 1000
+			}
+		}
+		return nil
+	}))
+	return all
 }
