@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault"
+	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -74,7 +75,7 @@ func (c *cli) status(err error) int {
 	switch {
 	case misused || !c.began || len(cardvault.FieldErrors(err)) > 0:
 		return misuse
-	case finds || errors.Is(err, cardvault.ErrDamaged):
+	case finds || errors.Is(err, cardvault.ErrDamaged) || errors.Is(err, store.ErrDamaged):
 		return found
 	}
 	return failed
