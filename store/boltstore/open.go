@@ -327,9 +327,9 @@ func (h *handle) begin(writable bool) (tx *bolt.Tx, err error) {
 		of--
 	}
 	if of < last {
-		err = errors.Join(fmt.Errorf("%w: the head of the last transaction, while the file was open", store.ErrDamaged), tx.Rollback())
+		return nil, errors.Join(fmt.Errorf("%w: the head of the last transaction, while the file was open", store.ErrDamaged), tx.Rollback())
 	}
-	return tx, err
+	return tx, nil
 }
 
 // touch reads both meta pages, and panics if they cannot be read. Inlined it would read nothing.
