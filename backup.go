@@ -246,15 +246,16 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 			return log.Last(ctx, v.ledger.In(account))
 		},
 		Delete: v.repeatDeletion,
-		Stands: func(op string) (freeze, is bool) {
+		Stands: func(op string) (bool, bool) {
 			return op == opFreezeAccount.Name, op == opFreezeAccount.Name || op == opThawAccount.Name
 		},
-		Stand: func(ctx context.Context, account uuid.UUID, freeze bool) error {
-			change := v.of(account).ThawAccount
-			if freeze {
-				change = v.of(account).FreezeAccount
+		Stand: func(ctx context.Context, account uuid.UUID, freeze bool, at time.Time) error {
+			a, err := v.of(account).Account(ctx)
+			if err == nil && freeze {
+				_, err = v.of(account).FreezeAccount(ctx)
+			} else if err == nil && at.After(a.Since) { // else the backup has a later freeze
+				_, err = v.of(account).ThawAccount(ctx)
 			}
-			_, err := change(ctx)
 			return err
 		},
 	}

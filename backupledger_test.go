@@ -208,10 +208,13 @@ func TestLedgerFrozen(t *testing.T) {
 		noErr(t, err)
 	}
 	freeze, thaw := (*cardvault.Vault).FreezeAccount, (*cardvault.Vault).ThawAccount
-	thawed, frozen, both, closed := made("thawed"), made("frozen"), made("both"), made("closed")
+	thawed, frozen, both, closed, again := made("thawed"), made("frozen"), made("both"), made("closed"), made("frozen again")
 	token, err := l.vault.In(thawed).Import(ctx, visa, nil)
 	noErr(t, err)
 	change(thawed, freeze)
+	change(again, freeze)
+	change(again, thaw)
+	change(again, freeze)
 	noErr(t, l.vault.Close())
 	l.vault = auditedOn(t, l.store)
 	l.again(t)
@@ -235,6 +238,7 @@ func TestLedgerFrozen(t *testing.T) {
 	v := l.thawed(t, s, r.ID)
 	for account, want := range map[uuid.UUID]cardvault.AccountState{
 		thawed: cardvault.AccountOpen, frozen: cardvault.AccountFrozen, both: cardvault.AccountOpen, closed: cardvault.AccountClosing,
+		again: cardvault.AccountFrozen,
 	} {
 		if a, err := v.In(account).Account(ctx); err != nil || a.State != want {
 			t.Errorf("the account is %v, want %v, %v", a.State, want, err)

@@ -157,7 +157,7 @@ func (c *cli) openStore(ctx context.Context, prepare bool) (store.Store, error) 
 		return nil, errNoVault
 	}
 	s, err := boltstore.Open(ctx, file, &boltstore.Options{Logger: c.log(), AcceptUndone: c.undone})
-	if err != nil && strings.Contains(err.Error(), "Options.AcceptUndone") {
+	if err != nil && strings.Contains(err.Error(), "AcceptUndone") {
 		err = fmt.Errorf("%w. Here that is --accept-undone", err)
 	}
 	if errors.Is(err, store.ErrLocked) {

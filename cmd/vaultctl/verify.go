@@ -94,10 +94,10 @@ func verifyText(r *cardvault.VerifyReport, resumed bool) string {
 		fmt.Fprintf(&b, "Verify has ended early: %d records were read.\n", r.Records)
 	case len(r.Problems) > 0:
 		fmt.Fprintf(&b, "%d records were read.\n", r.Records)
-	case resumed:
-		fmt.Fprintf(&b, "The rest of the vault is whole: %s.\n", records)
 	case r.SumsMissed:
 		fmt.Fprintf(&b, "No damage in %s. They were not compared with their sums.\n", records)
+	case resumed:
+		fmt.Fprintf(&b, "The rest of the vault is whole: %s.\n", records)
 	default:
 		fmt.Fprintf(&b, "The vault is whole: %s.\n", records)
 	}

@@ -36,8 +36,8 @@ type Deleter struct {
 	// that is not there.
 	Delete func(ctx context.Context, r *audit.Record) (is bool, err error)
 
-	// Stand freezes or thaws an account. Stands reports whether an operation does, and which.
-	Stand  func(ctx context.Context, account uuid.UUID, freeze bool) error
+	// Stand freezes or thaws an account, as it was done at a time. Stands reports whether an operation does, and which.
+	Stand  func(ctx context.Context, account uuid.UUID, freeze bool, at time.Time) error
 	Stands func(operation string) (freeze, is bool)
 }
 
@@ -95,7 +95,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 	}
 	for account, last := range found.standing {
 		freeze, _ := d.Stands(last.Operation)
-		if err := d.Stand(ctx, account, freeze); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
+		if err := d.Stand(ctx, account, freeze, last.At); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
 			return nil, err
 		}
 	}

@@ -206,8 +206,10 @@ func (w *sumWalk) all(ctx context.Context) error {
 	}
 	began, rest, records := time.Now(), w.rest, 0
 	w.rest = func(ctx context.Context, _ time.Time, n int) error { records += n; return ctx.Err() }
-	err := w.last(ctx)
-	w.release()
+	err := func() error {
+		defer w.release() // also in a panic of the store
+		return w.last(ctx)
+	}()
 	if w.rest = rest; err != nil {
 		return err
 	}

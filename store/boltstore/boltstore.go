@@ -57,7 +57,8 @@ type Options struct {
 
 	// AcceptUndone opens a file with a damaged head, one of two, and mends it. If that was the head
 	// of the last transaction, this one is undone, whatever it was: a deletion, or a revocation.
-	// Without it such a file is store.ErrDamaged, since nothing in it shows the loss.
+	// Without it such a file is store.ErrDamaged, since nothing in it shows the loss. Pages that it
+	// freed may have been scrubbed: then older records are damaged too, or the file does not open.
 	AcceptUndone bool
 }
 

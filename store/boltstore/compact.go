@@ -327,7 +327,12 @@ func (s *Store) copyPart() (same bool, err error) {
 		p.again(c)
 		ended := p.on(c)
 		same = ended && len(c.notes) == 0
-		return to.Commit()
+		id := to.ID()
+		if err := to.Commit(); err != nil {
+			return err
+		}
+		c.copy.last.Store(int64(id))
+		return nil
 	})
 	return same && err == nil, err
 }

@@ -25,7 +25,8 @@ const (
 	headMagic    = 0xED0CDAED
 )
 
-// checkHeads returns store.ErrDamaged unless both heads are whole and of successive transactions.
+// checkHeads returns store.ErrDamaged unless both heads are whole and of successive transactions. No
+// transaction of h begins behind the later one.
 func checkHeads(h *handle) error {
 	var txs [2]uint64
 	size := int64(h.db.Info().PageSize)
@@ -44,10 +45,11 @@ func checkHeads(h *handle) error {
 	if txs[0]+1 != txs[1] && txs[1]+1 != txs[0] {
 		return errHead
 	}
+	h.last.Store(int64(max(txs[0], txs[1])))
 	return nil
 }
 
-var errHead = fmt.Errorf("%w: one of the two heads of the file, so its last transaction may be undone: restore the file from a backup, or accept that with Options.AcceptUndone", store.ErrDamaged)
+var errHead = fmt.Errorf("%w: one of the two heads of the file, so its last transaction may be undone: restore the file from a backup, or accept that with boltstore.Options.AcceptUndone", store.ErrDamaged)
 
 // acceptHeads has two transactions that change nothing replace both heads.
 func acceptHeads(h *handle) error {

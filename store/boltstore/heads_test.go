@@ -138,6 +138,12 @@ func TestHeadWhileOpen(t *testing.T) {
 	if _, err := file.ReadAt(heads, 0); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.Close(); err != nil { // it is damaged before the first commit
+		t.Fatal(err)
+	}
+	if s, err = boltstore.Open(t.Context(), path, nil); err != nil {
+		t.Fatal(err)
+	}
 	last := 0
 	if at := func(head int) uint64 { return binary.NativeEndian.Uint64(heads[head*len(heads)/2+64:]) }; at(1) > at(0) {
 		last = len(heads) / 2
