@@ -274,8 +274,7 @@ func (r *RestoreReport) deleteAgain(ctx context.Context, s store.Store, keys *Ke
 	return v.ledger.Deleted(ctx)
 }
 
-// repeatDeletion repeats the deletion of an object, if the call was one, whether the account was
-// frozen at the backup or not.
+// repeatDeletion repeats a call that was a deletion, also in an account that is frozen.
 func (c *core) repeatDeletion(ctx context.Context, r *audit.Record) (is bool, err error) {
 	v := c.of(r.AccountID)
 	switch r.Operation {
