@@ -50,7 +50,7 @@ func (a *audited) stored() (ids []string) {
 	return ids
 }
 
-// A slowStore takes a second for each write.
+// A slowStore takes a second of a bubble for each write.
 type slowStore struct{ store.Store }
 
 func (s slowStore) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -69,7 +69,7 @@ func TestAuditSealWaits(t *testing.T) {
 			if err := v.RetireTerm(t.Context(), 99); !errors.Is(err, cardvault.ErrTermUnknown) {
 				t.Errorf("a term that never was: %v", err)
 			}
-			time.Sleep(1500 * time.Millisecond) // its record is being written
+			time.Sleep(1500 * time.Millisecond) // in the bubble: its record is being written at this moment
 		}
 		noErr(t, v.Close())
 	})

@@ -98,7 +98,7 @@ type RestoreOptions struct {
 }
 
 // A DeletionLedger is the audit log of a vault, from the time of a backup or before it. Tokens,
-// API keys and webhooks whose deletion it has are deleted again, and closed accounts closed.
+// API keys and webhooks whose deletion it has are deleted again, and accounts closed, frozen or thawed.
 type DeletionLedger struct {
 	// Exports are of [Vault.ExportAudit] or [AuditOptions.Ledger]: for each account of the backup
 	// one, or several that follow each other without a gap, in any order. An account without a

@@ -214,9 +214,10 @@ func TestLedgerFrozen(t *testing.T) {
 	change(thawed, freeze)
 	change(again, freeze)
 	change(again, thaw)
-	change(again, freeze)
 	noErr(t, l.vault.Close())
 	l.vault = auditedOn(t, l.store)
+	early := exportsOf(t, l.vault) // of the seconds before the backup
+	change(again, freeze)
 	l.again(t)
 
 	change(thawed, thaw)
@@ -246,6 +247,15 @@ func TestLedgerFrozen(t *testing.T) {
 	}
 	if _, err := v.In(thawed).Get(ctx, token.ID); !errors.Is(err, cardvault.ErrNotFound) {
 		t.Errorf("the deleted token: %v", err)
+	}
+	noErr(t, v.Close())
+
+	s = memstore.New()
+	r, err = l.restore(t, s, ledgerOf(early...))
+	noErr(t, err)
+	v = l.thawed(t, s, r.ID)
+	if a, err := v.In(again).Account(ctx); err != nil || a.State != cardvault.AccountFrozen {
+		t.Errorf("a freeze of the backup, behind the ledger, is %v, %v", a.State, err)
 	}
 	noErr(t, v.Close())
 }

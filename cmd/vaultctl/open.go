@@ -174,6 +174,9 @@ func (c *cli) checkPlace() error {
 	if c.store == "" {
 		return nil
 	}
+	if c.undone {
+		return misuseError{errors.New("--accept-undone is for --vault: a database has no such head")}
+	}
 
 	// An error of url.Parse would repeat the URL.
 	u, err := url.Parse(c.store)

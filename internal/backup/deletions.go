@@ -36,7 +36,8 @@ type Deleter struct {
 	// that is not there.
 	Delete func(ctx context.Context, r *audit.Record) (is bool, err error)
 
-	// Stand freezes or thaws an account, as it was done at a time. Stands reports whether an operation does, and which.
+	// Stand freezes or thaws an account, as it was done at a time. Stands reports whether an operation
+	// does, and which.
 	Stand  func(ctx context.Context, account uuid.UUID, freeze bool, at time.Time) error
 	Stands func(operation string) (freeze, is bool)
 }
@@ -47,7 +48,22 @@ type Deletions struct {
 	Lost     map[string]int64 // other calls after the backup, by operation
 	Missing  []uuid.UUID      // accounts without an export and a checkpoint
 
-	standing map[uuid.UUID]*audit.Record // the last freeze or thaw of each account
+	standing map[uuid.UUID]standing
+}
+
+// A standing is the last freeze or thaw of an account.
+type standing struct {
+	freeze bool
+	at     time.Time
+}
+
+// stand notes a freeze or a thaw. Records come in the order of the log, and times are of the clocks of
+// processes. A thaw counts if it is later by both: in doubt an account stays frozen.
+func (f *Deletions) stand(r *audit.Record, freeze bool) {
+	last, is := f.standing[r.AccountID]
+	if !is || r.At.After(last.at) || freeze && !last.freeze {
+		f.standing[r.AccountID] = standing{freeze, r.At}
+	}
 }
 
 // Repeat verifies all exports before it deletes anything. They have to continue the logs of the
@@ -71,7 +87,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 			}
 		}
 	}
-	found := &Deletions{Lost: map[string]int64{}, standing: map[uuid.UUID]*audit.Record{}}
+	found := &Deletions{Lost: map[string]int64{}, standing: map[uuid.UUID]standing{}}
 	for _, a := range d.Accounts {
 		if logs[a] != nil {
 			continue
@@ -94,8 +110,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 		}
 	}
 	for account, last := range found.standing {
-		freeze, _ := d.Stands(last.Operation)
-		if err := d.Stand(ctx, account, freeze, last.At); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
+		if err := d.Stand(ctx, account, last.freeze, last.at); err != nil && !errors.Is(err, ledger.ErrNotFound) { // it is closed
 			return nil, err
 		}
 	}
@@ -211,10 +226,7 @@ func (d *Deleter) again(ctx context.Context, r *audit.Record, found *Deletions) 
 		return nil
 	}
 	if freeze, is := d.Stands(r.Operation); is {
-		last := found.standing[r.AccountID]
-		if last == nil || r.At.After(last.At) || r.At.Equal(last.At) && freeze {
-			found.standing[r.AccountID] = r
-		}
+		found.stand(r, freeze)
 		return nil
 	}
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cardvault/cardvault/audit"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -31,6 +32,32 @@ func TestRow(t *testing.T) {
 		if !bytes.Equal(appendRow(nil, is), b) || is.Kind != r.Kind || is.ID != r.ID || is.Account != r.Account || is.Parent != r.Parent ||
 			is.Class != r.Class || !is.Due.Equal(r.Due) || is.Version != r.Version || len(is.Lookup) != len(r.Lookup) {
 			t.Errorf("read %+v", is)
+		}
+	}
+}
+
+// A thaw counts if it is later than the freeze in the log and by the clocks; in doubt the account stays
+// frozen.
+func TestStand(t *testing.T) {
+	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
+	for _, c := range []struct {
+		log  []standing
+		want standing
+	}{
+		{[]standing{{true, at(1)}, {false, at(2)}}, standing{false, at(2)}},
+		{[]standing{{false, at(1)}, {true, at(2)}}, standing{true, at(2)}},
+		{[]standing{{true, at(2)}, {false, at(1)}}, standing{true, at(2)}},
+		{[]standing{{true, at(2)}, {false, at(2)}}, standing{true, at(2)}},
+		{[]standing{{false, at(2)}, {true, at(1)}}, standing{true, at(1)}},
+		{[]standing{{false, at(2)}, {true, at(1)}, {false, at(3)}}, standing{false, at(3)}},
+		{[]standing{{true, at(3)}, {true, at(1)}, {false, at(2)}}, standing{true, at(3)}},
+	} {
+		f := Deletions{standing: map[uuid.UUID]standing{}}
+		for _, s := range c.log {
+			f.stand(&audit.Record{AccountID: uuid.Max, At: s.at}, s.freeze)
+		}
+		if is := f.standing[uuid.Max]; is != c.want {
+			t.Errorf("%v: %v, want %v", c.log, is, c.want)
 		}
 	}
 }

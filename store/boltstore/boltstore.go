@@ -57,8 +57,8 @@ type Options struct {
 
 	// AcceptUndone opens a file with a damaged head, one of two, and mends it. If that was the head
 	// of the last transaction, this one is undone, whatever it was: a deletion, or a revocation.
-	// Without it such a file is store.ErrDamaged, since nothing in it shows the loss. Pages that it
-	// freed may have been scrubbed: then older records are damaged too, or the file does not open.
+	// Without it such a file is store.ErrDamaged, since nothing in it shows the loss. So is a copy
+	// that bbolt's own WriteTo has made, half of the time: its heads are in each other's place.
 	AcceptUndone bool
 }
 

@@ -63,6 +63,16 @@ func TestRestless(t *testing.T) {
 		dir, name := filepath.Split(s.(*Store).path)
 		return open(t, filepath.Join(storetest.AfterPowerCut(t, dir), name))
 	}
+	h.Fault = func(t testing.TB, s store.Store, f storetest.Fault) (mend func()) {
+		// A scrub would meet the fault first, and open the file again.
+		rest := func(store.Tx) error { s.(*Store).scrub.at = time.Now().Add(time.Hour); return nil }
+		if f.Kind == storetest.LostAnswer {
+			if err := s.Update(t.Context(), rest); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return harness.Fault(t, s, f)
+	}
 	storetest.Run(t, h)
 }
 

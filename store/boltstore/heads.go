@@ -19,6 +19,7 @@ import (
 // sequence, the list of free pages, the end, the number of the transaction, and the checksum of all
 // these (8 bytes each), in the byte order of the machine.
 const (
+	headFree     = pageHeader + 32
 	headTx       = pageHeader + 48
 	headChecksum = pageHeader + 56
 	headEnd      = pageHeader + 64

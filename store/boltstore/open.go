@@ -162,7 +162,8 @@ type handle struct {
 	// locks. They are kept in memory, so that no read of them fails there. Nil: it is unknown.
 	meta []byte
 
-	last atomic.Int64 // the last transaction that was committed
+	last   atomic.Int64 // the last transaction that was committed
+	evened int64        // the last one that changed nothing; owned by the writing goroutine
 
 	beginning sync.Mutex
 	resting   resting

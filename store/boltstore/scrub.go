@@ -144,19 +144,41 @@ func (c *scrub) restart() {
 // scrubPart fills free pages with zeros, from the next page of the pass on, and reports whether
 // there are no others. Its writes are durable.
 func (s *Store) scrubPart() (ended bool, err error) {
-	// What the last commit of another process, or of a former handle, has freed is free for sure
-	// only if that commit is durable.
-	if s.scrub.next == 1 {
-		if err := s.scrubSync(); err != nil {
-			return false, err
-		}
-		s.scrub.next = 2
+	if err := s.even(); err != nil {
+		return false, err
 	}
+	s.scrub.next = max(s.scrub.next, 2)
 	wrote, ended, err := s.erasePages()
 	if wrote > 0 {
 		err = errors.Join(err, s.scrubSync())
 	}
 	return ended && err == nil, err
+}
+
+// even commits a transaction that changes nothing, if the last one changed something. Then both heads
+// have the same records, and what is free belongs to neither, whoever has freed it. If one is damaged
+// later, the other one has all.
+func (s *Store) even() error {
+	h := s.h
+	if last := h.last.Load(); last == h.evened {
+		return nil
+	}
+	tx, err := h.begin(true)
+	if err != nil {
+		return err
+	}
+	id := tx.ID()
+	if err := guarded(tx.Commit); err != nil {
+		h.rollback(tx)
+		if !isFull(err) || h.lastID() >= id {
+			s.reopen() // as after any commit whose end is unknown
+		}
+		return err
+	}
+	h.last.Store(int64(id))
+	h.evened = int64(id)
+	h.ended(tx)
+	return nil
 }
 
 func (s *Store) erasePages() (wrote int, ended bool, err error) {
@@ -167,7 +189,7 @@ func (s *Store) erasePages() (wrote int, ended bool, err error) {
 	defer s.h.rollback(tx)
 
 	err = guarded(func() error {
-		free, err := freePagesOf(s.h.file, tx)
+		free, kept, err := freePagesOf(s.h.file, tx)
 		if err != nil {
 			return err
 		}
@@ -178,6 +200,9 @@ func (s *Store) erasePages() (wrote int, ended bool, err error) {
 			if wrote == scrubPages || n%64 == 63 && time.Now().After(end) {
 				s.scrub.next = id
 				return nil
+			}
+			if id >= kept.from && id < kept.to {
+				continue
 			}
 			// bbolt's own list is asked too: a mistake here would erase records.
 			if info, err := tx.Page(int(id)); err != nil || info == nil || info.Type != "free" {
@@ -223,58 +248,64 @@ func isZero(page []byte) bool {
 	return true
 }
 
+// A pageRange is pages that follow each other.
+type pageRange struct{ from, to uint64 }
+
 // freePagesOf returns the numbers of the pages that were free after the last commit, in order,
-// from the page on which that has written them. tx must be writable, and not have written.
-func freePagesOf(file io.ReaderAt, tx *bolt.Tx) ([]uint64, error) {
+// from the page on which that has written them. Those of the list of the commit before are among them.
+// tx must be writable, and not have written.
+func freePagesOf(file io.ReaderAt, tx *bolt.Tx) (free []uint64, before pageRange, err error) {
 	size := int64(tx.DB().Info().PageSize)
 	damaged := fmt.Errorf("%w: the list of free pages", store.ErrDamaged)
-
-	// A meta page has, behind its header: a magic number, a version, the size of a page and
-	// flags (4 bytes each), the root page and its sequence, the page of the free ones, the end
-	// of the pages, and the number of the transaction (8 each).
-	const freelistAt, idAt, metaSize = pageHeader + 32, pageHeader + 48, pageHeader + 64
-	list := uint64(0)
+	var lists [2]uint64 // pages of the list of the last commit, and of the one before
 	for n := range int64(2) {
-		meta := make([]byte, metaSize)
-		if _, err := file.ReadAt(meta, n*size); err != nil {
-			return nil, err
+		var head [headEnd]byte
+		if _, err := file.ReadAt(head[:], n*size); err != nil {
+			return nil, before, err
 		}
-		if binary.NativeEndian.Uint64(meta[idAt:]) == uint64(tx.ID()-1) {
-			list = binary.NativeEndian.Uint64(meta[freelistAt:])
+		if age := uint64(tx.ID()-1) - binary.NativeEndian.Uint64(head[headTx:]); age < 2 {
+			lists[age] = binary.NativeEndian.Uint64(head[headFree:])
 		}
 	}
 	end := uint64(tx.Size() / size)
-	if list < 2 || list >= end {
-		return nil, damaged
+	if slices.Min(lists[:]) < 2 || slices.Max(lists[:]) >= end {
+		return nil, before, damaged
 	}
 
 	// The page has, behind its header, the numbers (8 each). The header says how many (2), and
 	// if that is its largest value, the first number does.
 	const freelistPage, many = 0x10, 0xffff
 	head := make([]byte, pageHeader+8)
-	if _, err := file.ReadAt(head, int64(list)*size); err != nil {
-		return nil, err
+	if _, err := file.ReadAt(head, int64(lists[1])*size); err != nil {
+		return nil, before, err
+	}
+	if pageType(head) != freelistPage {
+		return nil, before, damaged
+	}
+	before = pageRange{lists[1], lists[1] + uint64(binary.NativeEndian.Uint32(head[12:])) + 1}
+	if _, err := file.ReadAt(head, int64(lists[0])*size); err != nil {
+		return nil, before, err
 	}
 	count, at := uint64(binary.NativeEndian.Uint16(head[10:])), int64(pageHeader)
 	if count == many {
 		count, at = binary.NativeEndian.Uint64(head[pageHeader:]), at+8
 	}
-	extent := int64(binary.NativeEndian.Uint32(head[12:])) + 1
-	if pageType(head) != freelistPage || count > end || at+8*int64(count) > extent*size {
-		return nil, damaged
+	room := int64(binary.NativeEndian.Uint32(head[12:])) + 1
+	if pageType(head) != freelistPage || count > end || at+8*int64(count) > room*size {
+		return nil, before, damaged
 	}
 	raw := make([]byte, 8*count)
-	if _, err := file.ReadAt(raw, int64(list)*size+at); err != nil {
-		return nil, err
+	if _, err := file.ReadAt(raw, int64(lists[0])*size+at); err != nil {
+		return nil, before, err
 	}
-	free := make([]uint64, count)
+	free = make([]uint64, count)
 	for n := range free {
 		free[n] = binary.NativeEndian.Uint64(raw[8*n:])
 	}
 	if !slices.IsSorted(free) {
-		return nil, damaged
+		return nil, before, damaged
 	}
-	return free, nil
+	return free, before, nil
 }
 
 // alone waits for Views that began before it was called, until end, and reports whether all have

@@ -137,6 +137,50 @@ func TestScrub(t *testing.T) {
 	}
 }
 
+// TestScrubHeads: damage to either head after a scrub costs no record that was there before it.
+func TestScrubHeads(t *testing.T) {
+	for head := range int64(2) {
+		s := scrubs(t)
+		putMarked(t, s, 0, 3000)
+		deleteMarked(t, s, 0, 1000)
+		if err := s.Update(t.Context(), func(tx store.Tx) error { tx.Delete(1, number(1000)); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Scrub(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		whole, err := os.ReadFile(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "damaged.db")
+		whole[head*int64(os.Getpagesize())+headTx] ^= 1
+		if err := os.WriteFile(path, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), path, nil); !errors.Is(err, store.ErrDamaged) {
+			t.Errorf("head %d: Open = %v", head, err)
+		}
+		accepted, err := Open(t.Context(), path, &Options{AcceptUndone: true})
+		if err != nil {
+			t.Errorf("head %d, accepted: Open = %v", head, err)
+			continue
+		}
+		if err := accepted.Check(t.Context()); err != nil {
+			t.Errorf("head %d: Check = %v", head, err)
+		}
+		if err := accepted.Scrub(t.Context()); err != nil {
+			t.Errorf("head %d: Scrub = %v", head, err)
+		}
+		if err := accepted.Close(); err != nil {
+			t.Error(err)
+		}
+		if was, is := left(t, path, 1001), left(t, path, 3000); was != 0 || is != 1999 {
+			t.Errorf("head %d: %d deleted records have left something, and %d are there, want 1999", head, was, is)
+		}
+	}
+}
+
 // TestScrubBesideView holds Views open: each sees its records until it ends, and Scrub waits.
 func TestScrubBesideView(t *testing.T) {
 	s := scrubs(t)

@@ -43,8 +43,8 @@ func (s *source) Read(p []byte) (int, error) {
 	if s.left == 0 {
 		return 0, errHeaderTooLong
 	}
-	if cap(p) == readBuffer {
-		s.buffer = p[:cap(p)]
+	if s.buffer == nil { // the head of an answer is read first, so it is the whole buffer
+		s.buffer = p
 	}
 	n, err := s.Conn.Read(p[:min(len(p), s.left)])
 	s.left -= n

@@ -406,10 +406,13 @@ func TestErased(t *testing.T) {
 		}
 	}
 
-	// An answer that is not read to its end.
+	// An answer that is not read to its end, and whose reader has a buffer as large as the connection's.
+	more := make(chan bool)
 	client, _ := peer(t, func(c net.Conn, in *bufio.Reader) {
 		take(in)
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 32\r\n\r\n4242424242424242")
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n4242424242424242")
+		<-more
+		_, _ = io.WriteString(c, "4242424242424242")
 		_, _ = in.ReadByte()
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -418,12 +421,20 @@ func TestErased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := resp.Body.Read(make([]byte, 4)); err != nil {
+	conn := resp.Body.(*exchange).conn
+	buffer := conn.source.buffer
+	if !bytes.Contains(buffer, []byte("Content-Length: 10000")) {
+		t.Fatalf("the buffer for reading has %.40q", buffer)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, 16)); err != nil {
 		t.Fatal(err)
 	}
-	conn := resp.Body.(*exchange).conn
+	close(more)
+	if _, err := io.ReadAtLeast(resp.Body, make([]byte, readBuffer), 16); err != nil {
+		t.Fatal(err)
+	}
 	_ = resp.Body.Close()
-	if b := conn.source.buffer; len(b) == 0 || len(bytes.Trim(b, "\x00")) > 0 {
-		t.Errorf("the buffer for reading has %.40q", b)
+	if len(bytes.Trim(buffer, "\x00")) > 0 {
+		t.Errorf("the buffer for reading has %.80q", bytes.Trim(buffer, "\x00"))
 	}
 }
