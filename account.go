@@ -355,8 +355,8 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 // ErrNotFound and its API keys ErrUnauthenticated, as surely as FreezeAccount refuses them.
 // [Vault.Run] erases everything that the account had, without events, and deletes its network
 // tokens at their networks, which has to succeed. Then it looks through the store again: State
-// is AccountClosed once nothing was found. The operation account.closed in the audit log, and a
-// line in the log, say so.
+// is AccountClosed once nothing was found. The operation account.closed of the audit log and a line
+// in the log say so. [Vault.Verify] reports records that are there later.
 //
 // The record of the account stays, without its name, so that its id is never given again. So do
 // its audit records for their time, and the hashes of API keys whose texts the program chose.

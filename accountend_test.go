@@ -78,7 +78,7 @@ func TestCloseAccount(t *testing.T) {
 		}
 		l.drain()
 		l.imports(visa) // whose network token is pending
-		told := len(post.took(url))
+		told, rows := len(post.took(url)), l.all(5)
 		l.net.script(func(_ context.Context, c call) error {
 			if c.method == "Delete" {
 				return errNotNow
@@ -114,6 +114,21 @@ func TestCloseAccount(t *testing.T) {
 		if n := len(post.took(url)); n != told {
 			t.Errorf("%d events of a closed account were sent", n-told)
 		}
+		if r, err := l.Verify(l.Context(), nil); err != nil || len(r.Problems) != 0 {
+			t.Errorf("Verify of a closed account: %+v, %v", r, err)
+		}
+		l.must(l.store.base.Update(l.Context(), func(tx store.Tx) error {
+			for _, r := range rows {
+				tx.(store.Loader).Load(r)
+			}
+			return nil
+		}))
+		r, err := l.Verify(l.Context(), nil)
+		l.must(err)
+		if p := r.Problems; len(p) != 1 || p[0].Kind != cardvault.ProblemClosedAccount || p[0].Count != 4 || p[0].Findings[0].Kind != "token" {
+			t.Errorf("records that a closed account has anew: %+v", p)
+		}
+		t.Logf("nothing is left of an account of 4 tokens, and %d rows that were put back are reported", len(rows))
 		if !strings.Contains(l.log.text(), "an account is closed") {
 			t.Error("the log does not say that the account is closed")
 		}

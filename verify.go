@@ -71,6 +71,7 @@ const (
 	ProblemMissingPart     ProblemKind = "missing_part"     // a record lacks a sealed part
 	ProblemMissingAccount  ProblemKind = "missing_account"  // the account of a record does not exist
 	ProblemMissingParent   ProblemKind = "missing_parent"   // the record to which a record belongs does not exist
+	ProblemClosedAccount   ProblemKind = "closed_account"   // a record of a closed account is there, which erased all: see [Vault.CloseAccount]
 	ProblemSum             ProblemKind = "sum"              // records of an account and kind were lost, added or put back; see Surplus
 	ProblemIndexUnreadable ProblemKind = "index_unreadable" // a part of an index cannot be read
 	ProblemIndexMissing    ProblemKind = "index_missing"    // an index does not lead to a record
@@ -126,9 +127,7 @@ type Finding struct {
 // Errors: a FieldError for a wrong Position, and errors of the store and of the key provider.
 func (v *Vault) Verify(ctx context.Context, opts *VerifyOptions) (_ *VerifyReport, err error) {
 	defer v.whole().doing(ctx, "verify", &err)
-	if opts == nil {
-		opts = new(VerifyOptions)
-	}
+	opts = cmp.Or(opts, new(VerifyOptions))
 	from, err := verify.ParsePlace(opts.Position)
 	if err != nil {
 		return nil, errPosition
@@ -173,9 +172,7 @@ type BeginSumsOptions struct {
 // without snapshots: call again; errors of the store and of the key provider.
 func (v *Vault) BeginSums(ctx context.Context, opts *BeginSumsOptions) (err error) {
 	defer v.whole().doing(ctx, "begin sums", &err)
-	if opts == nil {
-		opts = new(BeginSumsOptions)
-	}
+	opts = cmp.Or(opts, new(BeginSumsOptions))
 	err = v.ledger.BeginSums(ctx, verify.Resting(opts.Rate))
 	if errors.Is(err, ledger.ErrNoSums) {
 		return notEnabled("a store.Store that is a store.Summer")
@@ -190,7 +187,7 @@ func (v *Vault) verifier() *verify.Config {
 		Same:     map[store.Kind]store.Kind{kindNetworkToken: kindToken},
 		Secrets:  []store.Kind{kindToken, kindPast},
 		Bare:     []store.Kind{v.sealer.Round, kindPast},
-		Erasures: v.eraser.Kind().Records, Closings: v.closer.Records, Erases: v.eraser.Of,
+		Erasures: v.eraser.Kind().Records, Closings: v.closer.Records, Erases: v.eraser.Of, Erased: v.closer.Erases,
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,7 @@ import (
 func (b *bench) reseals(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
-	r, err := b.newResealed(ctx, &open, "reseal.db")
+	r, err := b.newResealed(ctx, &open, "reseal.db", nil)
 	if err != nil {
 		return err
 	}
@@ -60,9 +61,9 @@ type resealing struct {
 	ended  chan error
 }
 
-func (b *bench) newResealed(ctx context.Context, open *closers, file string) (r *resealing, err error) {
+func (b *bench) newResealed(ctx context.Context, open *closers, file string, log *slog.Logger) (r *resealing, err error) {
 	r = &resealing{ids: make([]uuid.UUID, b.table.Tokens)}
-	if r.vault, err = b.openReseal(ctx, open, file); err != nil {
+	if r.vault, err = b.openReseal(ctx, open, file, log); err != nil {
 		return nil, err
 	}
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -16,12 +17,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// openReseal opens the vault in a file of reseal. Both are closed together.
-func (b *bench) openReseal(ctx context.Context, open *closers, file string) (*cardvault.Vault, error) {
+// openReseal opens the vault in a file of reseal, whose store writes to log. Both are closed together.
+func (b *bench) openReseal(ctx context.Context, open *closers, file string, log *slog.Logger) (*cardvault.Vault, error) {
 	if err := b.loadKeys(); err != nil {
 		return nil, err
 	}
-	s, err := boltstore.Open(ctx, filepath.Join(b.dir, file), nil)
+	s, err := boltstore.Open(ctx, filepath.Join(b.dir, file), &boltstore.Options{Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func (b *bench) killReseals(ctx context.Context, ids []uuid.UUID) (err error) {
 
 	var open closers
 	defer open.close(&err)
-	v, err := b.openReseal(ctx, &open, "reseal.db")
+	v, err := b.openReseal(ctx, &open, "reseal.db", nil)
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (b *bench) resealUntilKilled() (err error) {
 	}
 	var open closers
 	defer open.close(&err)
-	if r.vault, err = b.openReseal(ctx, &open, "reseal.db"); err != nil {
+	if r.vault, err = b.openReseal(ctx, &open, "reseal.db", nil); err != nil {
 		return err
 	}
 

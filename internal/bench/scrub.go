@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,7 +20,8 @@ const scrubbed = 10_000
 func (b *bench) scrubs(ctx context.Context) (err error) {
 	var open closers
 	defer open.close(&err)
-	r, err := b.newResealed(ctx, &open, "scrub.db")
+	parts := &partsLog{}
+	r, err := b.newResealed(ctx, &open, "scrub.db", slog.New(parts))
 	if err != nil {
 		return err
 	}
@@ -43,7 +46,30 @@ func (b *bench) scrubs(ctx context.Context) (err error) {
 		return err
 	}
 	b.compared("scrub/p99", 64, most(2), lanes[1], lanes[0], func(o, a sample) float64 { return float64(o.p99) / float64(a.p99) })
+	b.figures("scrub/part", "ms", reported, "the longest part of a scrub, with its two syncs", parts.longest...)
 	b.figures("scrub/time", "ms", reported, "scrub beside imports, after 10,000 tokens were deleted", took...)
+	return nil
+}
+
+// A partsLog takes the longest part of each scrub from the log of a store.
+type partsLog struct {
+	mu      sync.Mutex
+	longest []float64 // milliseconds
+}
+
+func (*partsLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l *partsLog) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *partsLog) WithGroup(string) slog.Handler          { return l }
+
+func (l *partsLog) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "longest" && a.Value.Kind() == slog.KindDuration {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.longest = append(l.longest, milliseconds(a.Value.Duration()))
+		}
+		return true
+	})
 	return nil
 }
 

@@ -51,6 +51,11 @@ func NewCloser(c Closing) *Closer {
 	return &Closer{c}
 }
 
+// Erases reports whether an account that is closed has no record of a kind.
+func (c *Closer) Erases(kind store.Kind) bool {
+	return slices.Contains(c.Kinds, kind) || slices.Contains(c.Awaited, kind)
+}
+
 // A passage goes through all records once. The awaited kinds come first.
 type passage struct {
 	number uint64

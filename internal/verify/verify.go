@@ -43,6 +43,7 @@ const (
 	MissingPart                        // a part is empty that a record of the kind has
 	MissingAccount                     // the account of a record does not exist
 	MissingParent                      // the record to which a record belongs does not exist
+	ClosedAccount                      // the account of a record is closed, which leaves none of its kind
 	Sum                                // the records of an account and kind are not those that the vault wrote
 	IndexUnreadable                    // a part of an index cannot be read
 	IndexMissing                       // an index lacks a record
@@ -73,6 +74,8 @@ type Config struct {
 
 	Erasures store.Kind // of jobs that erase what belongs to deleted records
 	Closings store.Kind // of jobs that erase accounts
+
+	Erased func(store.Kind) bool // whether a closed account has no record of a kind
 
 	// Erases returns the deleted records of a job of Erasures.
 	Erases func(context.Context, *store.Record) (store.Kind, []uuid.UUID, error)
@@ -215,7 +218,13 @@ type page struct {
 	stray    []Problem       // of each, by where it belongs; 0: none
 	erasures []*store.Record // jobs, if any is stray
 	closings []*store.Record
-	known    map[store.Key]error // records that others belong to
+	known    map[store.Key]known // records that others belong to
+}
+
+// A known record was looked up.
+type known struct {
+	class uint8 // of an account its state
+	err   error // ErrNotFound or nil
 }
 
 // read reads the next records in one transaction, of the kind that it returns. Without any, that
@@ -223,7 +232,7 @@ type page struct {
 func (v *verifier) read(ctx context.Context, kind store.Kind, after uuid.UUID, most int) (_ store.Kind, p *page, err error) {
 	first, from := kind, after
 	err = v.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
-		p, kind, after = &page{known: map[store.Key]error{}}, first, from
+		p, kind, after = &page{known: map[store.Key]known{}}, first, from
 		for range pageKinds {
 			p.rows, err = tx.Scan(kind, after, most)
 			if err != nil {
@@ -272,8 +281,12 @@ func (v *verifier) belong(tx store.ReadTx, p *page) (err error) {
 func (v *verifier) strayed(tx store.ReadTx, p *page, r *store.Record) (Problem, error) {
 	if r.Account != uuid.Nil {
 		row := v.Ledger.In(uuid.Nil).Unmask(ledger.KindAccount, r.Account)
-		if there, err := p.there(ledger.Within(tx, uuid.Nil), store.Key{Kind: ledger.KindAccount, ID: row}); !there || err != nil {
+		key := store.Key{Kind: ledger.KindAccount, ID: row}
+		if there, err := p.there(ledger.Within(tx, uuid.Nil), key); !there || err != nil {
 			return MissingAccount, err
+		}
+		if p.known[key].class == ledger.Closed && v.Erased(r.Kind) {
+			return ClosedAccount, nil
 		}
 	}
 
@@ -302,20 +315,20 @@ func (v *verifier) strayed(tx store.ReadTx, p *page, r *store.Record) (Problem, 
 
 // there reports whether a record exists, also if it cannot be read.
 func (p *page) there(tx store.ReadTx, k store.Key) (bool, error) {
-	err, looked := p.known[k]
+	is, looked := p.known[k]
 	if !looked {
-		_, err = tx.Get(k.Kind, k.ID)
-		if ledger.Unreadable(err) {
-			err = nil
+		r, err := tx.Get(k.Kind, k.ID)
+		switch {
+		case err == nil:
+			is.class = r.Class
+		case errors.Is(err, store.ErrNotFound):
+			is.err = err
+		case !ledger.Unreadable(err):
+			return false, err
 		}
-		if err == nil || errors.Is(err, store.ErrNotFound) {
-			p.known[k] = err
-		}
+		p.known[k] = is
 	}
-	if errors.Is(err, store.ErrNotFound) {
-		return false, nil
-	}
-	return err == nil, err
+	return is.err == nil, nil
 }
 
 // erased reports whether a record belongs to a deleted one and is being erased: a job for that

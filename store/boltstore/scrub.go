@@ -34,10 +34,12 @@ const (
 
 // A scrub belongs to the writing goroutine.
 type scrub struct {
-	next  uint64      // page from which the pass goes on; 0: none is under way
-	freed bool        // pages were freed since the pass began
-	at    time.Time   // not before
-	timer *time.Timer // wakes the goroutine then
+	next  uint64    // page from which the pass goes on; 0: none is under way
+	freed bool      // pages were freed since the pass began
+	at    time.Time // not before
+
+	longest time.Duration // of the parts of the pass
+	timer   *time.Timer   // wakes the goroutine then
 
 	asked   []chan<- error // calls of Scrub that wait for the next pass
 	waiting []chan<- error // calls that wait for the end of this one
@@ -99,7 +101,7 @@ func (s *Store) scrubOn() {
 		return
 	}
 	if c.next == 0 {
-		c.next, c.freed = 1, false
+		c.next, c.freed, c.longest = 1, false, 0
 		c.asked, c.waiting = nil, c.asked
 	}
 
@@ -109,7 +111,9 @@ func (s *Store) scrubOn() {
 			s.scrubAfter(viewPause)
 			return
 		}
+		alone := time.Now()
 		ended, err = s.scrubPart()
+		c.longest = max(c.longest, time.Since(alone))
 	}
 	if !ended && err == nil {
 		s.scrubAfter(max(time.Millisecond, scrubRest*time.Since(begun)))
@@ -124,6 +128,8 @@ func (s *Store) scrubOn() {
 	}
 	if err != nil {
 		s.log.Warn("free pages of the file keep deleted records", "error", err)
+	} else {
+		s.log.Debug("free pages of the file are overwritten", "longest", c.longest)
 	}
 	c.next, c.waiting, c.at = 0, nil, time.Time{}
 	switch {
