@@ -716,3 +716,52 @@ func TestSumsFoldedMeanwhile(t *testing.T) {
 		noErr(t, v.Close())
 	})
 }
+
+// A blurred store cannot read the last record of sums.
+type blurred struct {
+	*memstore.Store
+	id uuid.UUID // its id, once it is known
+	on bool
+}
+
+func (s *blurred) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return s.Store.View(ctx, func(tx store.ReadTx) error { return fn(blurredReads{tx, s}) })
+}
+
+type blurredReads struct {
+	store.ReadTx
+	of *blurred
+}
+
+func (tx blurredReads) Get(kind store.Kind, id uuid.UUID) (*store.Record, error) {
+	if tx.of.on && kind == 42 && id == tx.of.id {
+		return nil, store.ErrDamaged
+	}
+	return tx.ReadTx.Get(kind, id)
+}
+
+func (tx blurredReads) Scan(kind store.Kind, after uuid.UUID, limit int) ([]*store.Record, error) {
+	rows, err := tx.ReadTx.Scan(kind, after, limit)
+	if n := len(rows); tx.of.on && kind == 42 && n > 0 {
+		tx.of.id = rows[n-1].ID
+		rows[n-1] = &store.Record{Kind: kind, ID: tx.of.id}
+	}
+	return rows, err
+}
+
+// TestSumsUnreadable: a record of sums that the store cannot read is reported once.
+func TestSumsUnreadable(t *testing.T) {
+	ctx, s := t.Context(), &blurred{Store: memstore.New()}
+	v, err := cardvault.New(ctx, s, mustKeyBytes(t, make([]byte, cardvault.KeySize)), &cardvault.Options{Mode: cardvault.Sandbox})
+	noErr(t, err)
+	_, err = v.Import(ctx, visa, nil)
+	noErr(t, err)
+	noErr(t, v.BeginSums(ctx, nil))
+	s.on = true
+	report, err := v.Verify(ctx, nil)
+	noErr(t, err)
+	if p := report.Problems; len(p) != 1 || p[0].Kind != cardvault.ProblemUnreadable || p[0].Count != 1 || !report.Sums {
+		t.Errorf("sums were compared: %t, found %+v", report.Sums, p)
+	}
+	noErr(t, v.Close())
+}

@@ -547,7 +547,9 @@ func (v *verifier) sums(ctx context.Context, at *Place) error {
 	}
 
 	for _, r := range c.Unread {
-		v.found(Altered, r)
+		if r.Version != 0 { // the others were found as unreadable
+			v.found(Altered, r)
+		}
 	}
 	if at.Summed, at.over = c.Known(), true; !at.Summed {
 		return nil
