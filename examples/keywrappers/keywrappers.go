@@ -1,6 +1,7 @@
 // Package keywrappers has the key of a vault held by AWS KMS and by Google Cloud KMS, through
 // Tink, and by a keyset of Tink. Each is a few lines, since package kms does the rest: deadlines,
-// the check that associated data are bound, and the meaning of errors.
+// the check that associated data are bound, and the meaning of errors. A tag of a key can have the
+// anchor of a vault.
 package keywrappers
 
 import (
