@@ -20,7 +20,7 @@ const anchorTag = "cardvault-anchor"
 // mostTags is more pages of tags than a key can have.
 const mostTags = 10
 
-// A Tagger is a client of AWS KMS that may list and set the tags of a key. [kms.Client] is one.
+// A Tagger is a client of AWS KMS that may list and set the tags of a key, such as the AWS SDK's.
 type Tagger interface {
 	ListResourceTags(context.Context, *kms.ListResourceTagsInput, ...func(*kms.Options)) (*kms.ListResourceTagsOutput, error)
 	TagResource(context.Context, *kms.TagResourceInput, ...func(*kms.Options)) (*kms.TagResourceOutput, error)
@@ -71,6 +71,7 @@ func (a *awsAnchor) stored(ctx context.Context) (number uint64, text []byte, err
 		if err != nil {
 			return 0, nil, err
 		}
+
 		for _, tag := range page.Tags {
 			if aws.ToString(tag.TagKey) != anchorTag {
 				continue

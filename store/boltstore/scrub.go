@@ -169,6 +169,7 @@ func (s *Store) even() error {
 	if last := h.last.Load(); last == h.evened {
 		return nil
 	}
+
 	tx, err := h.begin(true)
 	if err != nil {
 		return err
