@@ -360,7 +360,7 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 //
 // The record of the account stays, without its name, so that its id is never given again. So do
 // its audit records for their time, and the hashes of API keys whose texts the program chose.
-// Closing again changes nothing. Any account can be closed, the default one too.
+// Closing a closed account again erases what was put back since. Any account can be closed, the default one too.
 //
 // Errors: ErrNotFound; ErrLedgerBehind, with the account.
 func (v *Vault) CloseAccount(ctx context.Context) (_ *Account, err error) {
@@ -382,7 +382,7 @@ func (v *Vault) setState(ctx context.Context, op ledger.Operation, to AccountSta
 		switch {
 		case a.State >= AccountClosing && to < AccountClosing:
 			return nil, ErrNotFound
-		case a.State >= to && to == AccountClosing, a.State == to:
+		case a.State == to:
 			return nil, errUnchanged
 		}
 		a.State, a.Since = to, now()

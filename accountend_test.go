@@ -128,6 +128,14 @@ func TestCloseAccount(t *testing.T) {
 		if p := r.Problems; len(p) != 1 || p[0].Kind != cardvault.ProblemClosedAccount || p[0].Count != 4 || p[0].Findings[0].Kind != "token" {
 			t.Errorf("records that a closed account has anew: %+v", p)
 		}
+		l.must2(l.CloseAccount(l.Context()))
+		for range 30 {
+			l.pass(time.Hour)
+			l.drain()
+		}
+		if r, err := l.Verify(l.Context(), nil); err != nil || len(r.Problems) != 0 || l.account().State != cardvault.AccountClosed {
+			t.Errorf("closed once more: %+v, %v", r, err)
+		}
 		t.Logf("nothing is left of an account of 4 tokens, and %d rows that were put back are reported", len(rows))
 		if !strings.Contains(l.log.text(), "an account is closed") {
 			t.Error("the log does not say that the account is closed")

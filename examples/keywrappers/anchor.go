@@ -1,6 +1,7 @@
 package keywrappers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,8 @@ type Tagger interface {
 
 // AWSAnchor keeps the anchor of a vault in a tag of a key of AWS KMS, which the operator of the
 // store should not be allowed to tag. No condition can be put on a change of a tag, so one process
-// alone may use it. KMS may show a tag late: a rollback of these seconds is not noticed.
+// alone may use it. KMS may show a tag late: a process that opens the vault within these seconds may
+// not notice a rollback, or refuse a vault that is right until the tag is there.
 func AWSAnchor(client Tagger, key string) cardvault.Anchor {
 	return &awsAnchor{client: client, key: key}
 }
@@ -37,12 +39,18 @@ type awsAnchor struct {
 	client Tagger
 	key    string
 
-	mu   sync.Mutex // of Advance
-	last uint64     // number that this process has written
+	mu     sync.Mutex
+	number uint64 // that this process has written last
+	text   []byte
 }
 
 func (a *awsAnchor) Load(ctx context.Context) ([]byte, error) {
-	_, text, err := a.stored(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	number, text, err := a.stored(ctx)
+	if err == nil && number < a.number {
+		text = bytes.Clone(a.text)
+	}
 	return text, err
 }
 
@@ -50,7 +58,7 @@ func (a *awsAnchor) Advance(ctx context.Context, number uint64, text []byte) err
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	stored, _, err := a.stored(ctx)
-	if err != nil || number <= max(stored, a.last) {
+	if err != nil || number <= max(stored, a.number) {
 		return err
 	}
 
@@ -58,7 +66,7 @@ func (a *awsAnchor) Advance(ctx context.Context, number uint64, text []byte) err
 	value := fmt.Sprintf("%d %s", number, text)
 	_, err = a.client.TagResource(ctx, &kms.TagResourceInput{KeyId: &a.key, Tags: []types.Tag{{TagKey: aws.String(anchorTag), TagValue: &value}}})
 	if err == nil {
-		a.last = number
+		a.number, a.text = number, bytes.Clone(text)
 	}
 	return err
 }

@@ -49,7 +49,11 @@ type Deletions struct {
 	Missing  []uuid.UUID      // accounts without an export and a checkpoint
 
 	standing map[uuid.UUID]standing
+	stood    map[laneID]uint64 // the last freeze or thaw of a lane that was noted
 }
+
+// A laneID is a process, for an account.
+type laneID struct{ account, lane uuid.UUID }
 
 // A standing is the last freeze or thaw of an account.
 type standing struct {
@@ -58,8 +62,14 @@ type standing struct {
 }
 
 // stand notes a freeze or a thaw. Records come in the order of the log, and times are of the clocks of
-// processes. A thaw counts if it is later by both: in doubt an account stays frozen.
+// processes. A thaw counts if it is later by both: in doubt an account stays frozen. Exports may overlap,
+// so a record may come again.
 func (f *Deletions) stand(r *audit.Record, freeze bool) {
+	lane := laneID{r.AccountID, r.Lane}
+	if r.Sequence <= f.stood[lane] {
+		return
+	}
+	f.stood[lane] = r.Sequence
 	last, is := f.standing[r.AccountID]
 	if !is || r.At.After(last.at) || freeze && !last.freeze {
 		f.standing[r.AccountID] = standing{freeze, r.At}
@@ -87,7 +97,7 @@ func (d *Deleter) Repeat(ctx context.Context) (*Deletions, error) {
 			}
 		}
 	}
-	found := &Deletions{Lost: map[string]int64{}, standing: map[uuid.UUID]standing{}}
+	found := &Deletions{Lost: map[string]int64{}, standing: map[uuid.UUID]standing{}, stood: map[laneID]uint64{}}
 	for _, a := range d.Accounts {
 		if logs[a] != nil {
 			continue

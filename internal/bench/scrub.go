@@ -46,7 +46,9 @@ func (b *bench) scrubs(ctx context.Context) (err error) {
 		return err
 	}
 	b.compared("scrub/p99", 64, most(2), lanes[1], lanes[0], func(o, a sample) float64 { return float64(o.p99) / float64(a.p99) })
-	b.figures("scrub/part", "ms", reported, "the longest part of a scrub, with its two syncs", parts.longest...)
+	parts.mu.Lock()
+	defer parts.mu.Unlock()
+	b.figures("scrub/part", "ms", reported, "the longest part of a scrub, with its syncs", parts.longest...)
 	b.figures("scrub/time", "ms", reported, "scrub beside imports, after 10,000 tokens were deleted", took...)
 	return nil
 }

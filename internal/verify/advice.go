@@ -21,7 +21,7 @@ var advices = [Problems]Advice{
 	MissingPart:     {"missing_part", "calls on these records return ErrDamaged", safeRows, restore},
 	MissingAccount:  {"missing_account", "no call reaches these records", safeRows, "restore the record of the account from a backup"},
 	MissingParent:   {"missing_parent", "no call reaches these records, and nothing erases them", safeRows, "restore the lost record that these belong to from a backup"},
-	ClosedAccount:   {"closed_account", "data of a closed account is in the store, although no call reaches it", safeRows, "find out who wrote these records behind the vault, and delete them by their ids"},
+	ClosedAccount:   {"closed_account", "data of a closed account is in the store, although no call reaches it", safeRows, "find out who wrote these records behind the vault, and close the account again: that erases them"},
 	Sum:             {"sum", "records of these kinds were lost, added, or put back as they were before: calls do not find them, or find what the vault has deleted or replaced", safeSums, "restore a backup of before elsewhere, and compare the records of the account and kind. Once they are as they should be, or were deleted because they were damaged, begin the sums anew"},
 	IndexUnreadable: {"index_unreadable", "lists, lookups and background work fail or skip records", safeIndex, rebuild},
 	IndexMissing:    {"index_missing", "lists, lookups or background work skip these records; calls by id find them", safeIndex, rebuild},

@@ -198,6 +198,12 @@ func (v *verifier) look(ctx context.Context, p *page, n int) error {
 	for i, r := range p.rows[:n] {
 		if p.stray[i] != 0 {
 			erased, err := v.erased(ctx, p, r)
+			if err == nil && p.stray[i] == ClosedAccount {
+				// An account whose record was altered is found as such, and may be open.
+				var altered Problem
+				altered, err = v.parts(ctx, p.closed[r.Account].Clone())
+				erased = erased || altered != 0
+			}
 			if err != nil {
 				return err
 			}
@@ -219,12 +225,14 @@ type page struct {
 	erasures []*store.Record // jobs, if any is stray
 	closings []*store.Record
 	known    map[store.Key]known // records that others belong to
+
+	closed map[uuid.UUID]*store.Record // accounts of ClosedAccount, by id
 }
 
 // A known record was looked up.
 type known struct {
-	class uint8 // of an account its state
-	err   error // ErrNotFound or nil
+	row *store.Record // nil if it cannot be read
+	err error         // ErrNotFound or nil
 }
 
 // read reads the next records in one transaction, of the kind that it returns. Without any, that
@@ -232,7 +240,7 @@ type known struct {
 func (v *verifier) read(ctx context.Context, kind store.Kind, after uuid.UUID, most int) (_ store.Kind, p *page, err error) {
 	first, from := kind, after
 	err = v.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
-		p, kind, after = &page{known: map[store.Key]known{}}, first, from
+		p, kind, after = &page{known: map[store.Key]known{}, closed: map[uuid.UUID]*store.Record{}}, first, from
 		for range pageKinds {
 			p.rows, err = tx.Scan(kind, after, most)
 			if err != nil {
@@ -285,7 +293,8 @@ func (v *verifier) strayed(tx store.ReadTx, p *page, r *store.Record) (Problem, 
 		if there, err := p.there(ledger.Within(tx, uuid.Nil), key); !there || err != nil {
 			return MissingAccount, err
 		}
-		if p.known[key].class == ledger.Closed && v.Erased(r.Kind) {
+		if a := p.known[key].row; a != nil && a.Class == ledger.Closed && v.Erased(r.Kind) {
+			p.closed[r.Account] = a
 			return ClosedAccount, nil
 		}
 	}
@@ -320,7 +329,7 @@ func (p *page) there(tx store.ReadTx, k store.Key) (bool, error) {
 		r, err := tx.Get(k.Kind, k.ID)
 		switch {
 		case err == nil:
-			is.class = r.Class
+			is.row = r
 		case errors.Is(err, store.ErrNotFound):
 			is.err = err
 		case !ledger.Unreadable(err):

@@ -163,6 +163,12 @@ func TestFull(t *testing.T) {
 	open := s.h
 	large := numbered(n)
 	large.Secret = make([]byte, 60_000)
+	if err := s.Scrub(t.Context()); err != nil || open.evened == 0 {
+		t.Errorf("Scrub of a full file: %v", err)
+	}
+	if err := s.Update(t.Context(), putOne(large)); !errors.Is(err, store.ErrFull) || open.evened != 0 {
+		t.Errorf("Update = %v, and the next scrub would take both heads for even", err)
+	}
 	errs := together(t, s, putOne(large), func(tx store.Tx) error { tx.Delete(1, number(0)); return nil })
 	if !errors.Is(errs[0], store.ErrFull) || errs[1] != nil {
 		t.Fatal(errs)

@@ -170,17 +170,28 @@ func (s *Store) even() error {
 		return nil
 	}
 
+	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
+		if err := s.scrubSync(); err != nil {
+			return err
+		}
+	}
 	tx, err := h.begin(true)
 	if err != nil {
 		return err
 	}
+
 	id := tx.ID()
 	if err := guarded(tx.Commit); err != nil {
 		h.rollback(tx)
-		if !isFull(err) || h.lastID() >= id {
-			s.reopen() // as after any commit whose end is unknown
+		full := isFull(err)
+		if full {
+			err = fmt.Errorf("%w: free some, or delete records: %w", store.ErrFull, err)
 		}
-		return err
+		if !full || h.lastID() >= id {
+			s.log.Error("commit failed; the file is closed and opened again", "error", err)
+			s.reopen()
+		}
+		return fmt.Errorf("boltstore: scrub: %w", err)
 	}
 	h.last.Store(int64(id))
 	h.evened = int64(id)

@@ -318,6 +318,7 @@ func (s *Store) commitFailed(cause error) {
 	if full && !damaged && s.h.lastID() < id {
 		s.log.Error("commit failed for lack of room", "error", cause)
 		g.w.full, s.fullAt = true, s.h.size()
+		s.h.evened = 0 // pages that only the former head needs may be written over
 		if compacting {
 			<-s.abandon(cause, compactPause) // it makes room
 		}

@@ -132,6 +132,7 @@ func verified(t *testing.T, s store.Store) {
 	alter(flip(secret), cardvault.ProblemAltered, fullKinds...)
 	alter(func(r *store.Record) bool { r.Version++; return true }, cardvault.ProblemAltered, kindToken)
 	alter(func(r *store.Record) bool { r.Class++; return true }, cardvault.ProblemAltered, kindToken)
+	alter(func(r *store.Record) bool { r.Class = 4; return true }, cardvault.ProblemAltered, 2) // an account that would be closed
 	alter(func(r *store.Record) bool { r.Lookup = [][]byte{{1, 2, 3}}; return true }, cardvault.ProblemAltered, kindToken)
 	alter(func(r *store.Record) bool { r.Shown[2] ^= 1; return true }, cardvault.ProblemUnknownTerm, kindToken)
 	alter(func(r *store.Record) bool { r.Secret = nil; return true }, cardvault.ProblemMissingPart, kindToken)
