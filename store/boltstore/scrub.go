@@ -150,7 +150,7 @@ func (c *scrub) restart() {
 // scrubPart fills free pages with zeros, from the next page of the pass on, and reports whether
 // there are no others. Its writes are durable.
 func (s *Store) scrubPart() (ended bool, err error) {
-	if err := s.even(); err != nil {
+	if even, err := s.even(); !even || err != nil {
 		return false, err
 	}
 	s.scrub.next = max(s.scrub.next, 2)
@@ -163,23 +163,28 @@ func (s *Store) scrubPart() (ended bool, err error) {
 
 // even commits a transaction that changes nothing, if the last one changed something. Then both heads
 // have the same records, and what is free belongs to neither, whoever has freed it. If one is damaged
-// later, the other one has all.
-func (s *Store) even() error {
+// later, the other one has all. It returns false while a View is open: the commit might have to map the
+// file anew, and would hold up all writes until the View ends.
+func (s *Store) even() (bool, error) {
 	h := s.h
 	if last := h.last.Load(); last == h.evened {
-		return nil
+		return true, nil
 	}
 
 	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
 		if err := s.scrubSync(); err != nil {
-			return err
+			return false, err
 		}
 	}
 	tx, err := h.begin(true)
 	if err != nil {
-		return err
+		return false, err
 	}
 
+	if h.db.Stats().OpenTxN > 0 {
+		h.rollback(tx)
+		return false, nil
+	}
 	id := tx.ID()
 	if err := guarded(tx.Commit); err != nil {
 		h.rollback(tx)
@@ -191,12 +196,12 @@ func (s *Store) even() error {
 			s.log.Error("commit failed; the file is closed and opened again", "error", err)
 			s.reopen()
 		}
-		return fmt.Errorf("boltstore: scrub: %w", err)
+		return false, fmt.Errorf("boltstore: scrub: %w", err)
 	}
 	h.last.Store(int64(id))
 	h.evened = int64(id)
 	h.ended(tx)
-	return nil
+	return true, nil
 }
 
 func (s *Store) erasePages() (wrote int, ended bool, err error) {
