@@ -360,7 +360,8 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 //
 // The record of the account stays, without its name, so that its id is never given again. So do
 // its audit records for their time, and the hashes of API keys whose texts the program chose.
-// Closing a closed account again erases what was put back since. Any account can be closed, the default one too.
+// Closing a closed account again erases records that were put back since. Any account can be
+// closed, the default one too.
 //
 // Errors: ErrNotFound; ErrLedgerBehind, with the account.
 func (v *Vault) CloseAccount(ctx context.Context) (_ *Account, err error) {

@@ -12,17 +12,11 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms/types"
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/examples/keywrappers"
-	localkms "github.com/nsmithuk/local-kms/src"
-	"github.com/nsmithuk/local-kms/src/config"
-	"github.com/nsmithuk/local-kms/src/data"
 )
 
 // TestAWSAnchor: a vault whose anchor is a tag refuses a former store, and nothing lowers the tag.
 func TestAWSAnchor(t *testing.T) {
-	config.AWSRegion, config.AWSAccountId = "eu-central-1", "111122223333"
-	db := data.NewDatabase(t.TempDir())
-	t.Cleanup(db.Close)
-	c := newCloud(t, func(_ *cloud, w http.ResponseWriter, r *http.Request) { localkms.HandleRequest(w, r, db) })
+	c := newLocalKMS(t)
 	ctx, client, dir := t.Context(), clientOf(c, secret), t.TempDir()
 	created, err := client.CreateKey(ctx, &awskms.CreateKeyInput{Tags: []types.Tag{{TagKey: aws.String("owner"), TagValue: aws.String("ours")}}})
 	if err != nil {

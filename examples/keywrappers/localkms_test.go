@@ -14,13 +14,18 @@ import (
 	"github.com/nsmithuk/local-kms/src/data"
 )
 
-// TestLocalKMS: a vault works with a server of AWS KMS that others have written. keytest.Run is for
-// the server of TestAWS, which checks signatures and binds all of a ciphertext: this one does not.
-func TestLocalKMS(t *testing.T) {
+// newLocalKMS starts a server of AWS KMS that others have written.
+func newLocalKMS(t *testing.T) *cloud {
 	config.AWSRegion, config.AWSAccountId = "eu-central-1", "111122223333"
 	db := data.NewDatabase(t.TempDir())
 	t.Cleanup(db.Close)
-	c := newCloud(t, func(_ *cloud, w http.ResponseWriter, r *http.Request) { localkms.HandleRequest(w, r, db) })
+	return newCloud(t, func(_ *cloud, w http.ResponseWriter, r *http.Request) { localkms.HandleRequest(w, r, db) })
+}
+
+// TestLocalKMS: a vault works with a server of AWS KMS that others have written. keytest.Run is for
+// the server of TestAWS, which checks signatures and binds all of a ciphertext: this one does not.
+func TestLocalKMS(t *testing.T) {
+	c := newLocalKMS(t)
 	wrapper := func() cardvault.KeyWrapper {
 		t.Helper()
 		key, err := clientOf(c, secret).CreateKey(t.Context(), new(awskms.CreateKeyInput))

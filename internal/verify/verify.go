@@ -201,7 +201,7 @@ func (v *verifier) look(ctx context.Context, p *page, n int) error {
 			if err == nil && p.stray[i] == ClosedAccount {
 				// An account whose record was altered is found as such, and may be open.
 				var altered Problem
-				altered, err = v.parts(ctx, p.closed[r.Account].Clone())
+				altered, err = v.parts(ctx, p.known[v.account(r)].account.Clone())
 				erased = erased || altered != 0
 			}
 			if err != nil {
@@ -225,14 +225,12 @@ type page struct {
 	erasures []*store.Record // jobs, if any is stray
 	closings []*store.Record
 	known    map[store.Key]known // records that others belong to
-
-	closed map[uuid.UUID]*store.Record // accounts of ClosedAccount, by id
 }
 
 // A known record was looked up.
 type known struct {
-	row *store.Record // nil if it cannot be read
-	err error         // ErrNotFound or nil
+	there   bool
+	account *store.Record // of accounts alone; nil if it cannot be read
 }
 
 // read reads the next records in one transaction, of the kind that it returns. Without any, that
@@ -240,7 +238,7 @@ type known struct {
 func (v *verifier) read(ctx context.Context, kind store.Kind, after uuid.UUID, most int) (_ store.Kind, p *page, err error) {
 	first, from := kind, after
 	err = v.Ledger.View(ctx, func(tx store.ReadTx) (err error) {
-		p, kind, after = &page{known: map[store.Key]known{}, closed: map[uuid.UUID]*store.Record{}}, first, from
+		p, kind, after = &page{known: map[store.Key]known{}}, first, from
 		for range pageKinds {
 			p.rows, err = tx.Scan(kind, after, most)
 			if err != nil {
@@ -288,13 +286,11 @@ func (v *verifier) belong(tx store.ReadTx, p *page) (err error) {
 // strayed returns whether a record lacks a record to which it belongs.
 func (v *verifier) strayed(tx store.ReadTx, p *page, r *store.Record) (Problem, error) {
 	if r.Account != uuid.Nil {
-		row := v.Ledger.In(uuid.Nil).Unmask(ledger.KindAccount, r.Account)
-		key := store.Key{Kind: ledger.KindAccount, ID: row}
+		key := v.account(r)
 		if there, err := p.there(ledger.Within(tx, uuid.Nil), key); !there || err != nil {
 			return MissingAccount, err
 		}
-		if a := p.known[key].row; a != nil && a.Class == ledger.Closed && v.Erased(r.Kind) {
-			p.closed[r.Account] = a
+		if a := p.known[key].account; a != nil && a.Class == ledger.Closed && v.Erased(r.Kind) {
 			return ClosedAccount, nil
 		}
 	}
@@ -328,16 +324,20 @@ func (p *page) there(tx store.ReadTx, k store.Key) (bool, error) {
 	if !looked {
 		r, err := tx.Get(k.Kind, k.ID)
 		switch {
-		case err == nil:
-			is.row = r
-		case errors.Is(err, store.ErrNotFound):
-			is.err = err
-		case !ledger.Unreadable(err):
+		case err == nil && k.Kind == ledger.KindAccount:
+			is.account = r
+		case err != nil && !errors.Is(err, store.ErrNotFound) && !ledger.Unreadable(err):
 			return false, err
 		}
+		is.there = !errors.Is(err, store.ErrNotFound)
 		p.known[k] = is
 	}
-	return is.err == nil, nil
+	return is.there, nil
+}
+
+// account returns the key of the account that a record names.
+func (v *verifier) account(r *store.Record) store.Key {
+	return store.Key{Kind: ledger.KindAccount, ID: v.Ledger.In(uuid.Nil).Unmask(ledger.KindAccount, r.Account)}
 }
 
 // erased reports whether a record belongs to a deleted one and is being erased: a job for that

@@ -163,31 +163,34 @@ func (s *Store) scrubPart() (ended bool, err error) {
 
 // even commits a transaction that changes nothing, if the last one changed something. Then both heads
 // have the same records, and what is free belongs to neither, whoever has freed it. If one is damaged
-// later, the other one has all. It returns false while a View is open: the commit might have to map the
-// file anew, and would hold up all writes until the View ends.
+// later, the other one has all. It returns false if the commit would hold up all writes until a View ends.
 func (s *Store) even() (bool, error) {
 	h := s.h
 	if last := h.last.Load(); last == h.evened {
 		return true, nil
 	}
 
-	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
-		if err := s.scrubSync(); err != nil {
-			return false, err
-		}
-	}
 	tx, err := h.begin(true)
 	if err != nil {
 		return false, err
 	}
 
-	if h.db.Stats().OpenTxN > 0 {
-		h.rollback(tx)
-		return false, nil
+	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
+		if err := s.scrubSync(); err != nil {
+			h.rollback(tx)
+			return false, err
+		}
+	}
+	commit := tx.Commit
+	if mayMap(tx, s.config.mmapSize) {
+		commit = func() error { return s.unseen(tx.Commit) }
 	}
 	id := tx.ID()
-	if err := guarded(tx.Commit); err != nil {
+	if err := guarded(commit); err != nil {
 		h.rollback(tx)
+		if errors.Is(err, errSeen) {
+			return false, nil
+		}
 		full := isFull(err)
 		if full {
 			err = fmt.Errorf("%w: free some, or delete records: %w", store.ErrFull, err)
@@ -202,6 +205,32 @@ func (s *Store) even() (bool, error) {
 	h.evened = int64(id)
 	h.ended(tx)
 	return true, nil
+}
+
+var errSeen = errors.New("boltstore: a View is open")
+
+// unseen calls a function while no View is open and none begins, or returns errSeen.
+func (s *Store) unseen(fn func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.h.reading.Load() > 0 { // alone has seen the others end
+		return errSeen
+	}
+	return fn()
+}
+
+// mayMap reports whether a commit that changes nothing may have bbolt map the file anew, which waits for
+// all Views. It may if a list of as many free pages as there are pages, put behind them, does not end
+// before the next power of two or whole GiB: so much is mapped, and at first 32 KiB or more.
+func mayMap(tx *bolt.Tx, first int) bool {
+	const least, whole = 32 << 10, 1 << 30
+	size, page := tx.Size(), int64(tx.DB().Info().PageSize)
+	list := (pageHeader+8*size/page)/page + 2
+	mapped := int64(least)
+	for mapped < max(size, int64(first)) {
+		mapped += min(mapped, whole)
+	}
+	return size+(list+1)*page >= mapped
 }
 
 func (s *Store) erasePages() (wrote int, ended bool, err error) {

@@ -84,10 +84,13 @@ func deleteMarked(t testing.TB, s *Store, from, to int) {
 }
 
 // scrubs is a store that scrubs on request alone, and is never compacted.
-func scrubs(t testing.TB) *Store {
+func scrubs(t testing.TB, change ...func(*config)) *Store {
 	t.Helper()
 	c := defaults
 	c.scrubPause, c.wasteful = 0, nil
+	for _, f := range change {
+		f(&c)
+	}
 	s, err := openWith(t.Context(), filepath.Join(t.TempDir(), "vault.db"), nil, c)
 	if err != nil {
 		t.Fatal(err)
@@ -178,6 +181,53 @@ func TestScrubHeads(t *testing.T) {
 		if was, is := left(t, path, 1001), left(t, path, 3000); was != 0 || is != 1999 {
 			t.Errorf("head %d: %d deleted records have left something, and %d are there, want 1999", head, was, is)
 		}
+	}
+}
+
+// TestScrubHoldsNothingUp: whatever the size of the file, a commit of a scrub does not wait for a View
+// that is open.
+func TestScrubHoldsNothingUp(t *testing.T) {
+	s := scrubs(t, func(c *config) { c.mmapSize = 0 })
+	var evened, left int
+	for n := range 400 {
+		putMarked(t, s, n, n+1)
+		if n%3 == 0 {
+			s.h.evened = 0 // as if nothing was evened before
+		}
+		seen, end, ended := make(chan bool), make(chan bool), make(chan error, 1)
+		go func() {
+			ended <- s.View(t.Context(), func(store.ReadTx) error { close(seen); <-end; return nil })
+		}()
+		<-seen
+		done := make(chan bool, 1)
+		go func() {
+			even, err := s.even()
+			if err != nil {
+				t.Error(err)
+			}
+			done <- even
+		}()
+		select {
+		case even := <-done:
+			if even {
+				evened++
+			} else {
+				left++
+			}
+		case <-time.After(time.Minute):
+			close(end)
+			t.Fatalf("with %d records a commit waits for a View", n+1)
+		}
+		close(end)
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if even, err := s.even(); !even || err != nil {
+			t.Fatalf("with %d records, without a View: %t, %v", n+1, even, err)
+		}
+	}
+	if evened == 0 || left == 0 || left > 100 {
+		t.Errorf("beside a View %d commits were made and %d left", evened, left)
 	}
 }
 
