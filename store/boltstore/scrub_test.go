@@ -227,8 +227,9 @@ func TestScrubHoldsNothingUp(t *testing.T) {
 		}
 	}
 	if evened == 0 || left == 0 || left > 100 {
-		t.Errorf("beside a View %d commits were made and %d left", evened, left)
+		t.Errorf("beside a View %d commits were made and %d put off", evened, left)
 	}
+	t.Logf("%d sizes of a file: beside a View %d commits were made and %d put off, and none waited", evened+left, evened, left)
 }
 
 // TestScrubBesideView holds Views open: each sees its records until it ends, and Scrub waits.
