@@ -169,17 +169,15 @@ func (s *Store) even() (bool, error) {
 	if last := h.last.Load(); last == h.evened {
 		return true, nil
 	}
+	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
+		if err := s.scrubSync(); err != nil {
+			return false, err
+		}
+	}
 
 	tx, err := h.begin(true)
 	if err != nil {
 		return false, err
-	}
-
-	if h.evened == 0 { // the last commit may be one of a killed process, and not durable yet
-		if err := s.scrubSync(); err != nil {
-			h.rollback(tx)
-			return false, err
-		}
 	}
 	commit := tx.Commit
 	if mayMap(tx, s.config.mmapSize) {

@@ -370,3 +370,37 @@ func TestScrubFails(t *testing.T) {
 		t.Errorf("Scrub after Close: %v", err)
 	}
 }
+
+// TestScrubReopens: a scrub that cannot sync or commit opens the file again, and the next one works.
+func TestScrubReopens(t *testing.T) {
+	s := scrubs(t)
+	putMarked(t, s, 0, 500)
+	for _, evened := range []bool{false, true} {
+		deleteMarked(t, s, 0, 100)
+		putMarked(t, s, 0, 100)
+		var before *handle
+		if err := s.Update(t.Context(), func(store.Tx) error {
+			before = s.h
+			if !evened {
+				before.evened = 0
+			}
+			return before.file.Close()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := s.Scrub(ctx); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("Scrub of a file that is closed: %v", err)
+		}
+		if err := s.Scrub(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if s.h == before {
+			t.Error("the file was not opened again")
+		}
+		if n := left(t, s.path, 500); n != 500 {
+			t.Errorf("%d records are there, want 500", n)
+		}
+	}
+}
