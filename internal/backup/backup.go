@@ -232,6 +232,9 @@ func (m *maker) copyAll(ctx context.Context) error {
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
 	select {
 	case <-time.After(d):
 		return nil

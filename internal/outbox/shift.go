@@ -352,7 +352,7 @@ func (s *shift) fail(err error) {
 
 // sleep waits for a while, or until Run ends. Drain does not wait.
 func (s *shift) sleep(d time.Duration) {
-	if !s.outbox.jobs.Running() {
+	if d <= 0 || !s.outbox.jobs.Running() {
 		return
 	}
 	timer := time.NewTimer(d)

@@ -208,7 +208,7 @@ func (s *Sealer) step(ctx context.Context, j *jobs.Job) error {
 
 // rest lets others write. It returns at once in Drain, where nothing else runs.
 func (s *Sealer) rest(d time.Duration, ending <-chan struct{}) {
-	if !s.jobs.Running() {
+	if d <= 0 || !s.jobs.Running() {
 		return
 	}
 	select {

@@ -125,10 +125,14 @@ func rest(ctx context.Context, began time.Time, looked int64, rate int) error {
 	if rate <= 0 {
 		return ctx.Err()
 	}
+	d := time.Duration(looked)*time.Second/time.Duration(rate) - time.Since(began)
+	if d <= 0 {
+		return ctx.Err()
+	}
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(time.Duration(looked)*time.Second/time.Duration(rate) - time.Since(began)):
+	case <-time.After(d):
 		return nil
 	}
 }
