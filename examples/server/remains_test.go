@@ -104,12 +104,13 @@ func newSearch(canaries []canary) *search {
 // Remains are the findings of a search in one place.
 type remains struct {
 	search   *search
-	of       map[int]bool // by index of the canary
-	searched int64        // bytes
+	of       map[int]string // places by index of the canary
+	place    string         // where the search is
+	searched int64          // bytes
 }
 
 func (s *search) begin() *remains {
-	return &remains{s, map[int]bool{}, 0}
+	return &remains{search: s, of: map[int]string{}}
 }
 
 const escape = len(`\u0030`)
@@ -147,7 +148,7 @@ func (r *remains) see(b []byte) {
 func (r *remains) run(digits []byte) {
 	for i := range len(digits) - part + 1 {
 		if c, ok := r.search.parts[string(digits[i:i+part])]; ok {
-			r.of[c] = true
+			r.of[c] = r.place
 		}
 	}
 }
@@ -175,11 +176,11 @@ func (r *remains) read(from io.Reader) error {
 	}
 }
 
-// found returns the paths of the found canaries with a prefix.
+// found returns the paths of the found canaries with a prefix, and the ranges of memory.
 func (r *remains) found(prefix string) (paths []string) {
-	for i := range r.of {
+	for i, place := range r.of {
 		if c := r.search.canaries[i]; strings.HasPrefix(c.digits, prefix) {
-			paths = append(paths, c.path)
+			paths = append(paths, strings.TrimSpace(c.path+" "+place))
 		}
 	}
 	slices.Sort(paths)
@@ -209,9 +210,11 @@ func (s *search) inMemory(t *testing.T, pid int) *remains {
 		if access[0] != 'r' || strings.Contains(lines.Text(), "[vvar") || to-from > 1<<36 {
 			continue // the last are the tables of the race detector
 		}
-		if constant(access, lines.Text()) {
+		fields := strings.Fields(lines.Text())
+		if constant(fields) {
 			continue // card numbers of documentation, which may have part of a canary in common
 		}
+		r.place = fmt.Sprint(fields)
 		if err := r.read(&pages{memory, from, to}); err != nil {
 			t.Fatalf("reading the memory: %v", err)
 		}
@@ -220,10 +223,9 @@ func (s *search) inMemory(t *testing.T, pid int) *remains {
 }
 
 // constant reports whether a range of memory, in the form of proc_pid_maps(5), is code or
-// constants of a program: a private copy of a file, which nothing may write to.
-func constant(access, line string) bool {
-	fields := strings.Fields(line)
-	return access[1] != 'w' && access[3] == 'p' && len(fields) > 5 && strings.HasPrefix(fields[5], "/")
+// constants of a program: a private copy of a file, to which nothing may write.
+func constant(fields []string) bool {
+	return strings.HasSuffix(fields[1], "p") && !strings.Contains(fields[1], "w") && len(fields) > 5 && strings.HasPrefix(fields[5], "/")
 }
 
 // Pages read a range of memory. Absent pages are left out, for example pages of a mapped
