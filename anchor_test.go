@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cardvault/cardvault"
@@ -423,6 +424,7 @@ func TestAnchorUnreachable(t *testing.T) {
 				t.Errorf("%s: a revocation took %v", name, took)
 			}
 			a.imports()
+			synctest.Wait() // a call that hangs ends with the patience of the revocation
 			if n := strings.Count(a.log.String()[logged:], "the anchor does not follow the vault"); n != 1 {
 				t.Errorf("%s: logged %d times: %s", name, n, a.log.String())
 			}

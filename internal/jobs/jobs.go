@@ -210,7 +210,7 @@ type neglect struct {
 func (n *neglect) watch(after time.Duration, look func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	after = max(after, time.Until(n.quiet))
+	after = max(after, time.Until(n.quiet), 1) // not 0: golang.org/issue/78156
 	at := time.Now().Add(after)
 	if n.stopped || n.timer != nil && !at.Before(n.at) {
 		return
