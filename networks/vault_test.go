@@ -57,7 +57,7 @@ func running(t *testing.T, s store.Store, n network.Provider, out *logged, d tim
 	done := make(chan error)
 	go func() { done <- v.Run(ctx) }()
 	f(v)
-	<-time.After(d)
+	time.Sleep(d)
 	cancel()
 	if err := errors.Join(<-done, v.Close()); err != nil {
 		t.Error(err)

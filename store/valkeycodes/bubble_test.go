@@ -114,7 +114,7 @@ func (f *forever) serve(conn net.Conn) {
 		}
 		answer := f.answer(words)
 		if words[0] == "GET" {
-			<-time.After(f.slow)
+			time.Sleep(f.slow)
 		}
 		if _, err := io.WriteString(conn, answer); err != nil {
 			return

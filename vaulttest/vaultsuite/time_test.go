@@ -36,9 +36,7 @@ const (
 // until moves the clock of the bubble to an instant.
 func until(t testing.TB, at time.Time) {
 	t.Helper()
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
-	<-timer.C
+	time.Sleep(time.Until(at))
 	if !time.Now().Equal(at) {
 		t.Fatalf("the clock shows %v, want %v", time.Now(), at)
 	}
