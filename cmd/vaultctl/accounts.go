@@ -132,7 +132,7 @@ func (c *cli) closeAccount() *cobra.Command {
 	var sure bool
 	cmd := c.ends(&cobra.Command{
 		Use: "close ACCOUNT", Short: "End an account for ever, and erase all that it has",
-		Long: "Close refuses all calls of an account for ever. The server erases everything that the account has, and deletes its network tokens at their networks: accounts list has closed then. It cannot be undone, and --erase says that you know it.",
+		Long: "Close refuses all calls of an account for ever. The server erases everything that the account has, and deletes its network tokens at their networks: accounts list has closed then. It cannot be undone, and --erase says that you know it. Close a closed account again to erase what a restored store has put back.",
 	}, operator.Vault.CloseAccount, "The account is closing: the server erases all that it has.\n")
 	cmd.Flags().BoolVar(&sure, "erase", false, "erase all cards of the account")
 	do := cmd.RunE
