@@ -43,6 +43,9 @@ func (b *bench) postgreSQL(ctx context.Context) (err error) {
 		b.notRun(err.Error(), "pgstore", "raw pgx", nil, "postgres-import/1", "postgres-import/64", "postgres-get/64", "postgres-list")
 		return nil
 	}
+	if err == nil {
+		err = b.loadKeys()
+	}
 	if err != nil {
 		return err
 	}

@@ -68,6 +68,9 @@ func (b *bench) raceFor(span time.Duration, n int, cs ...contender) ([]*lane, er
 
 // measure runs a contender once.
 func measure(span time.Duration, n int, c *contender, before []sample) (s sample, err error) {
+	if err := calm(); err != nil {
+		return s, err
+	}
 	if c.ready != nil {
 		calls := prepared
 		if len(before) > 0 {
@@ -90,6 +93,22 @@ func measure(span time.Duration, n int, c *contender, before []sample) (s sample
 		s.settled = float64(s.calls) / time.Since(start).Seconds()
 	}
 	return s, err
+}
+
+// calm waits until the work that others have left takes a tenth of a processor at most, and
+// no longer than ten seconds.
+func calm() error {
+	const pause = 100 * time.Millisecond
+	before, err := processTime()
+	for end := time.Now().Add(100 * pause); err == nil && time.Now().Before(end); {
+		<-time.After(pause)
+		now, failed := processTime()
+		if now-before < pause/10 {
+			return failed
+		}
+		before, err = now, failed
+	}
+	return err
 }
 
 // rate runs f in n goroutines for a while, once at least, or until it returns errUsedUp. It
