@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -264,18 +263,13 @@ func (b *bench) disk(ctx context.Context) error {
 		return err
 	}
 
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-
 	n, goal := float64(p.TotalItems), most(1.5)
 	if n < 100_000 {
 		goal = reported // the file grows by megabytes
 	}
 	b.figures("disk/file", "", goal, "file with all indexes / sealed records", float64(info.Size())/n/float64(b.rowBytes()))
 	b.figures("disk/bytes", "B", reported, "file, a token", float64(info.Size())/n)
-	b.figures("disk/heap", "", most(1), "heap / 32 MB and 2 bytes a token", float64(m.HeapAlloc)/(32e6+2*n))
+	b.figures("disk/heap", "", most(1), "heap / 32 MB and 2 bytes a token", heap()/(32e6+2*n))
 	return nil
 }
 

@@ -130,6 +130,18 @@ func (e *Engine) Stop() { e.once.Do(func() { close(e.done); e.neglect.stop() }) 
 // Running reports whether Run works at the moment, so that other work waits for its turn.
 func (e *Engine) Running() bool { return e.running.Load() > 0 }
 
+// Rest waits for a while, in which others work, or until ending is closed. It returns at once in
+// Drain, where nothing else runs.
+func (e *Engine) Rest(d time.Duration, ending <-chan struct{}) {
+	if d <= 0 || !e.Running() { // no timer of no time: golang.org/issue/78156
+		return
+	}
+	select {
+	case <-ending:
+	case <-time.After(d):
+	}
+}
+
 // attended reports whether this process does the work at the moment.
 func (e *Engine) attended() bool { return e.Running() || e.draining.Load() > 0 }
 

@@ -351,17 +351,7 @@ func (s *shift) fail(err error) {
 }
 
 // sleep waits for a while, or until Run ends. Drain does not wait.
-func (s *shift) sleep(d time.Duration) {
-	if d <= 0 || !s.outbox.jobs.Running() {
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-s.ending:
-	case <-timer.C:
-	}
-}
+func (s *shift) sleep(d time.Duration) { s.outbox.jobs.Rest(d, s.ending) }
 
 // wait waits until there may be something to start: all tokens are done with, or one if
 // others are late, or more was stored. It returns false if nothing happens.

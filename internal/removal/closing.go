@@ -160,7 +160,7 @@ func (c *Closer) step(ctx context.Context, j *jobs.Job, kind store.Kind, p *pass
 		return nil
 	}
 	err = c.erase(ctx, all)
-	c.Eraser.rest(time.Since(began), j.Ending)
+	c.Eraser.jobs.Rest(time.Since(began), j.Ending)
 	return err
 }
 

@@ -100,21 +100,9 @@ func (e *Eraser) erase(ctx context.Context, j *jobs.Job) error {
 			return err // it is tried again after the lease
 		}
 		m.of = m.of[n:]
-		e.rest(time.Since(began), j.Ending)
+		e.jobs.Rest(time.Since(began), j.Ending) // others write for as long as the batch took
 	}
 	return e.jobs.Finish(ctx, j.Record)
-}
-
-// rest lets others write for as long as a batch took. It returns at once in Drain, where
-// nothing else runs.
-func (e *Eraser) rest(d time.Duration, ending <-chan struct{}) {
-	if d <= 0 || !e.jobs.Running() {
-		return
-	}
-	select {
-	case <-ending:
-	case <-time.After(d):
-	}
 }
 
 func isClosed(c <-chan struct{}) bool {

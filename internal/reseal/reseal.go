@@ -201,20 +201,9 @@ func (s *Sealer) step(ctx context.Context, j *jobs.Job) error {
 		case r.kind == 0:
 			return s.endPass(ctx, j, r)
 		}
-		s.rest(max(yield*time.Since(began), time.Duration(sealed)*time.Second/perSecond), j.Ending)
+		s.jobs.Rest(max(yield*time.Since(began), time.Duration(sealed)*time.Second/perSecond), j.Ending)
 	}
 	return s.keep(ctx, j, r, ledger.Now())
-}
-
-// rest lets others write. It returns at once in Drain, where nothing else runs.
-func (s *Sealer) rest(d time.Duration, ending <-chan struct{}) {
-	if d <= 0 || !s.jobs.Running() {
-		return
-	}
-	select {
-	case <-ending:
-	case <-time.After(d):
-	}
 }
 
 // keep stores how far a round has come. A round that has ended has no due time.
