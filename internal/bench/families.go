@@ -135,7 +135,7 @@ func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault
 	what := fmt.Sprintf("%s with %d %s", f.ending, f.n, f.of)
 	b.figures("families-"+f.name+"/call", "ms", reported, what, milliseconds(took))
 	b.figures("families-"+f.name+"/erased", "s", reported, what+", until all are erased", time.Since(start).Seconds())
-	b.figures("families-"+f.name+"/p99", "", most(3), "imports of another account meanwhile / before, 99th percentile",
+	b.figures("families-"+f.name+"/p99", "", most(2), "imports of another account meanwhile / before, 99th percentile",
 		float64(quantile(meanwhile, .99))/float64(quantile(alone, .99)))
 	return nil
 }

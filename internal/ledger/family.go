@@ -85,19 +85,27 @@ func (l *Ledger) Stands(tx store.ReadTx, kind store.Kind, row uuid.UUID) (bool, 
 }
 
 // DeleteFamily deletes a record and those that belong to it. If these are too many for one
-// transaction it writes left, the job that erases the rest, and returns true. It deletes
-// only those records made by row that are in made: see Made.
+// transaction it deletes none of them, writes left, the job that does, and returns true: all
+// are dead at once, and a large transaction would keep others waiting. It deletes only those
+// records made by row that are in made: see Made.
 func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, made map[uuid.UUID]Glimpse) (large bool, err error) {
 	l.Delete(tx, kind, row)
 	most := FamilyRows
 	if l.config.Families[kind].Made != nil {
 		most = FamilyMade
 	}
-	all, _, err := l.DeleteSome(tx, kind, row, most, made)
-	if err == nil && !all {
+	below, unread, err := l.FamilyOf(tx, kind, row, most+1, made)
+	switch {
+	case err != nil:
+		return false, err
+	case unread || len(below) > most:
 		tx.Put(left)
+		return true, nil
 	}
-	return !all, err
+	for _, k := range below {
+		l.Delete(tx, k.Kind, k.ID)
+	}
+	return false, nil
 }
 
 // Delete deletes a record, and the record of [Family.With] beside it.

@@ -14,7 +14,7 @@ import (
 
 const (
 	workers    = 4                // jobs that are done at a time
-	batchRows  = 256              // rows that a job erases in one transaction, at most
+	batchRows  = 48               // rows that a job erases in one transaction, at most
 	batchOf    = 64               // deleted records whose families it looks at in one transaction, at most
 	batchSpare = 15 * time.Second // of its lease, within which a job begins no batch
 )
