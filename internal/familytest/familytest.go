@@ -21,8 +21,8 @@ import (
 
 // Most rows that a transaction of a vault may write, and read, whatever there is.
 const (
-	mostWrites = 2100 // a thousand API keys, each with its last use
-	mostReads  = 2600
+	mostWrites = 96 // 48 API keys, each with its last use
+	mostReads  = 1100
 )
 
 // A family of this size is compared with a large one. It is too large to go in one

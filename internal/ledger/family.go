@@ -85,9 +85,9 @@ func (l *Ledger) Stands(tx store.ReadTx, kind store.Kind, row uuid.UUID) (bool, 
 }
 
 // DeleteFamily deletes a record and those that belong to it. If these are too many for one
-// transaction it deletes none of them, writes left, the job that does, and returns true: all
-// are dead at once, and a large transaction would keep others waiting. It deletes only those
-// records made by row that are in made: see Made.
+// transaction it deletes none of them, so that nobody waits long for it: all are dead at once. It
+// deletes only those records made by row that are in made: see Made. Where any are left it writes
+// left, the job that erases them, and returns true.
 func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, made map[uuid.UUID]Glimpse) (large bool, err error) {
 	l.Delete(tx, kind, row)
 	most := FamilyRows
@@ -95,17 +95,20 @@ func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left 
 		most = FamilyMade
 	}
 	below, unread, err := l.FamilyOf(tx, kind, row, most+1, made)
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, err
-	case unread || len(below) > most:
-		tx.Put(left)
-		return true, nil
+	}
+	large = unread
+	if len(below) > most {
+		large, below = true, nil
 	}
 	for _, k := range below {
 		l.Delete(tx, k.Kind, k.ID)
 	}
-	return false, nil
+	if large {
+		tx.Put(left)
+	}
+	return large, nil
 }
 
 // Delete deletes a record, and the record of [Family.With] beside it.
