@@ -98,6 +98,7 @@ func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left 
 	if err != nil {
 		return false, err
 	}
+
 	large = unread
 	if len(below) > most {
 		large, below = true, nil
@@ -105,6 +106,7 @@ func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left 
 	for _, k := range below {
 		l.Delete(tx, k.Kind, k.ID)
 	}
+
 	if large {
 		tx.Put(left)
 	}
