@@ -273,6 +273,7 @@ func TestRequestPaymentData(t *testing.T) {
 const (
 	kindToken       store.Kind = 5
 	kindIdempotency store.Kind = 7
+	kindAPIKey      store.Kind = 4
 	kindAnswer      store.Kind = 8
 	kindPaymentData store.Kind = 15
 	kindPaymentJWE  store.Kind = 16

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -66,18 +67,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		v := vaultOn(t, s)
 		token := imported(t, v)
 		refresh(t.Context(), v, token.ID)
-		root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(2 * n)}}); err != nil {
-			t.Fatal(err)
-		}
-		for range n {
-			if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		root := keyWithBelow(t, v, n)
 		s.full = true
 		if err := v.DeleteAPIKey(t.Context(), root.ID); err != nil {
 			t.Error(err)
@@ -112,6 +102,57 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 			}))
 		})
 	})
+}
+
+// keyWithBelow returns an API key with n others below it.
+func keyWithBelow(t *testing.T, v *cardvault.Vault, n int) *cardvault.APIKey {
+	t.Helper()
+	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(2 * n)}}); err != nil {
+		t.Fatal(err)
+	}
+	for range n {
+		if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// TestFamilyWithDamage: a key that cannot be read is left, and keeps none of the others.
+func TestFamilyWithDamage(t *testing.T) {
+	s := memstore.New()
+	v := vaultOn(t, s)
+	root := keyWithBelow(t, v, 1100)
+	err := s.Update(t.Context(), func(tx store.Tx) error {
+		keys, err := tx.Scan(kindAPIKey, uuid.Nil, 10)
+		if err != nil {
+			return err
+		}
+		r := keys[slices.IndexFunc(keys, func(r *store.Record) bool {
+			return slices.ContainsFunc(r.Lookup, func(hash []byte) bool { return bytes.HasPrefix(hash, []byte("by")) })
+		})].Clone()
+		r.Shown[len(r.Shown)-1] ^= 1
+		r.Version++
+		tx.Put(r)
+		return nil
+	})
+	if err := errors.Join(err, v.DeleteAPIKey(t.Context(), root.ID), v.Drain(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := s.View(t.Context(), func(tx store.ReadTx) error {
+		keys, err := tx.Scan(kindAPIKey, uuid.Nil, 100)
+		if len(keys) != 1 {
+			t.Errorf("%d keys are left, want the one that is damaged", len(keys))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestPaymentDataQuota: the number of payment data records of a token is limited. Failures
@@ -178,7 +219,6 @@ type beatenTx struct {
 
 func (tx beatenTx) Lookup(kind store.Kind, hash []byte, limit int) (found []*store.Record, err error) {
 	found, err = tx.ReadTx.Lookup(kind, hash, limit)
-	const kindAPIKey = 4
 	if kind == kindAPIKey && bytes.HasPrefix(hash, []byte("by")) {
 		*tx.found = found
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Most rows that a transaction of a vault may write, and read, whatever there is.
+// Most rows that a transaction may write, and read, however large the family is that ends.
 const (
 	mostWrites = 96 // 48 API keys, each with its last use
 	mostReads  = 1100

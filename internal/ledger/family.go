@@ -85,9 +85,9 @@ func (l *Ledger) Stands(tx store.ReadTx, kind store.Kind, row uuid.UUID) (bool, 
 }
 
 // DeleteFamily deletes a record and those that belong to it. If these are too many for one
-// transaction it deletes none of them, so that nobody waits long for it: all are dead at once. It
-// deletes only those records made by row that are in made: see Made. Where any are left it writes
-// left, the job that erases them, and returns true.
+// transaction, or some have changed since they were read, it deletes none of them, writes left, the
+// job that does, and returns true: all are dead at once, and a large transaction would keep others
+// waiting. It deletes only those records made by row that are in made: see Made.
 func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left *store.Record, made map[uuid.UUID]Glimpse) (large bool, err error) {
 	l.Delete(tx, kind, row)
 	most := FamilyRows
@@ -95,22 +95,18 @@ func (l *Ledger) DeleteFamily(tx store.Tx, kind store.Kind, row uuid.UUID, left 
 		most = FamilyMade
 	}
 	below, unread, err := l.FamilyOf(tx, kind, row, most+1, made)
-	if err != nil {
+	switch {
+	case err != nil:
 		return false, err
+	case unread || len(below) > most:
+		tx.Put(left)
+		return true, nil
 	}
 
-	large = unread
-	if len(below) > most {
-		large, below = true, nil
-	}
 	for _, k := range below {
 		l.Delete(tx, k.Kind, k.ID)
 	}
-
-	if large {
-		tx.Put(left)
-	}
-	return large, nil
+	return false, nil
 }
 
 // Delete deletes a record, and the record of [Family.With] beside it.
@@ -166,8 +162,9 @@ func familyTx(tx store.ReadTx, kind store.Kind) store.ReadTx {
 }
 
 // FamilyOf returns the keys of at most limit records that belong to a record, and whether
-// there may be more: records that it has made and that are not in made. It leaves out
-// records that cannot be read, and records of a kind that cannot belong to it.
+// there may be more: records that it has made and that are not in made, or beyond those that
+// it leaves out. These are records that cannot be read, and those of a kind that cannot belong
+// to it.
 func (l *Ledger) FamilyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit int, made map[uuid.UUID]Glimpse) (keys []store.Key, unread bool, err error) {
 	if hash := l.config.Families[kind].Made; hash != nil {
 		found, err := tx.Lookup(kind, hash(row), limit)
@@ -182,7 +179,7 @@ func (l *Ledger) FamilyOf(tx store.ReadTx, kind store.Kind, row uuid.UUID, limit
 				keys = append(keys, store.Key{Kind: kind, ID: r.ID})
 			}
 		}
-		return keys, unread, nil
+		return keys, unread || len(found) == limit && 0 < len(keys) && len(keys) < limit, nil
 	}
 
 	children, err := familyTx(tx, kind).Children(row, limit)

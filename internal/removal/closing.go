@@ -84,7 +84,7 @@ func (c *Closer) Kind() jobs.Kind {
 	return jobs.Kind{Records: c.Records, Workers: 2, Longest: c.Eraser.config.Longest, Do: c.do}
 }
 
-// do is the job, in transactions of at most batchRows rows. It can be interrupted at any
+// do is the job, in transactions of at most batchRows records. It can be interrupted at any
 // point, and goes on from where it was stored last.
 func (c *Closer) do(ctx context.Context, j *jobs.Job) error {
 	p := new(passage)

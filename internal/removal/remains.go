@@ -14,7 +14,7 @@ import (
 
 const (
 	workers    = 4                // jobs that are done at a time
-	batchRows  = 48               // rows that a job erases in one transaction, at most
+	batchRows  = 48               // records that a job erases in one transaction, at most
 	batchOf    = 64               // deleted records whose families it looks at in one transaction, at most
 	batchSpare = 15 * time.Second // of its lease, within which a job begins no batch
 )
@@ -80,7 +80,7 @@ func (e *Eraser) Kind() jobs.Kind {
 }
 
 // erase is the job that erases the descendants of deleted records, in transactions of at
-// most batchRows rows. It can be interrupted at any point, and begins again with the
+// most batchRows records. It can be interrupted at any point, and begins again with the
 // records that may still have descendants.
 func (e *Eraser) erase(ctx context.Context, j *jobs.Job) error {
 	m, err := decodeRemains(j.Plain)

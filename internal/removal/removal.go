@@ -111,12 +111,16 @@ func (e *Eraser) Delete(ctx context.Context, rows ledger.Account, op ledger.Oper
 
 		// There is room only for erasing, not for the job: the family is erased first,
 		// until it is small.
-		err = rows.Update(ctx, opErase, func(tx store.Tx) error {
-			_, _, err := e.ledger.DeleteSome(tx, kind, row, ledger.FamilyRows, below)
+		full, erased := err, 0
+		err = rows.Update(ctx, opErase, func(tx store.Tx) (err error) {
+			_, erased, err = e.ledger.DeleteSome(tx, kind, row, ledger.FamilyRows, below)
 			return err
 		})
 		if err != nil {
 			return err
+		}
+		if erased == 0 { // what is left cannot be read
+			return full
 		}
 	}
 }
