@@ -8,12 +8,12 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/examples/internal/registers"
 	"github.com/cardvault/cardvault/idv"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/payone"
@@ -53,27 +53,10 @@ func instrument(o *cardvault.Options) error {
 	return nil
 }
 
-// work does what the next requests would. Every thread overwrites the vector
-// registers through which it has copied memory last, and the places where a signal
-// has saved them: each is interrupted several times meanwhile. Then memory that is
-// free is used again.
+// work does what the next requests would: it copies, is interrupted, and uses memory again that is
+// free.
 func work() {
-	enough := time.Now().Add(time.Second)
-	var threads sync.WaitGroup
-	for range 50 {
-		threads.Go(func() {
-			runtime.LockOSThread() // for good: it ends with the goroutine
-			from, to := make([]byte, 512), make([]byte, 512)
-			for time.Now().Before(enough) {
-				for range 10000 {
-					copy(to[:256], from) // through other registers than more bytes
-					copy(to, from)
-				}
-			}
-		})
-	}
-
-	threads.Wait()
+	registers.Overwrite()
 	var garbage [][]byte
 	for size := 16; size <= 32<<10; size *= 2 {
 		for n := 0; n < 8<<20; n += size {

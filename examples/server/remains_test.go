@@ -214,6 +214,12 @@ func (s *search) inMemory(t *testing.T, pid int) *remains {
 		if constant(fields) {
 			continue // card numbers of documentation, which may have part of a canary in common
 		}
+		if info, err := os.Stat(fields[len(fields)-1]); err == nil && len(fields) > 5 { // a mapping may be longer than its file
+			var offset int64
+			if _, err := fmt.Sscanf(fields[2], "%x", &offset); err == nil {
+				to = min(to, from+info.Size()-offset)
+			}
+		}
 		r.place = fmt.Sprint(fields)
 		if err := r.read(&pages{memory, from, to}); err != nil {
 			t.Fatalf("reading the memory: %v", err)

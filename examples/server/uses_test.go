@@ -13,12 +13,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
+	"github.com/cardvault/cardvault/examples/internal/registers"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/simnet"
@@ -178,9 +177,9 @@ func uses(t *testing.T, dir string) {
 				})
 			})
 		case toWork:
-			exercise()
+			registers.Overwrite()
 		case toCollect:
-			exercise()
+			registers.Overwrite()
 			runtime.GC()
 			runtime.GC() // what sync.Pool holds outlives one
 		}
@@ -221,32 +220,6 @@ func expect(t *testing.T, n int, expose func(func([]byte))) {
 			t.Errorf("the function has %d bytes", len(b))
 		}
 	})
-}
-
-// exercise overwrites the registers through which memory was copied, of every thread, and the stack on
-// which a signal puts them: each goroutine keeps a thread to itself until all have one, threads at rest
-// included, and has it interrupted right after a copy. A time instead would be too short on a busy machine.
-func exercise() {
-	var have, group sync.WaitGroup
-	have.Add(32)
-	for range 32 {
-		group.Go(func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			have.Done()
-			have.Wait()
-			from, to := make([]byte, 512), make([]byte, 512)
-			for range 100 {
-				copy(to[:256], from)
-				copy(to, from)
-				// SIGURG asks the runtime for nothing when it wants no preemption.
-				if _, _, errno := syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(syscall.SIGURG)); errno != 0 {
-					panic(errno)
-				}
-			}
-		})
-	}
-	group.Wait()
 }
 
 // A minting network makes the credentials that it is told.

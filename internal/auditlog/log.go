@@ -114,6 +114,7 @@ type lane struct {
 	next uint64
 
 	unproved int // records of its segments
+	former   int // records of the last closed segment: the next one may become as long
 
 	open    *segment   // takes records; nil: none does
 	waiting []*segment // take no more, oldest first
@@ -189,7 +190,7 @@ func (l *Log) take(rows ledger.Account) (*entry, uuid.UUID, error) {
 		n.close()
 	}
 	if n.open == nil {
-		n.open = &segment{rows: rows, lane: n.id, first: n.next, row: row, began: time.Now()}
+		n.open = &segment{rows: rows, lane: n.id, first: n.next, row: row, began: time.Now(), entries: make([]state, 0, n.former)}
 		l.arm()
 	}
 
@@ -212,6 +213,7 @@ func roomFor(own, taken, most int) bool { return own < most-taken }
 func (n *lane) close() {
 	if n.open != nil {
 		n.waiting = append(n.waiting, n.open)
+		n.former = len(n.open.entries)
 		n.open = nil
 	}
 }

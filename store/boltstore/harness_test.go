@@ -48,11 +48,15 @@ func whole(t testing.TB, path string) (store.Store, error) {
 // still has a store write nothing but what it is told to, so that its file can be copied.
 func still(t testing.TB, s *Store) {
 	t.Helper()
-	if err := s.Update(t.Context(), func(store.Tx) error {
-		s.config.scrubPause, s.scrub = 0, scrub{timer: s.scrub.timer}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+	for busy := true; busy; {
+		if err := s.Update(t.Context(), func(store.Tx) error {
+			s.config.scrubPause, s.scrub = 0, scrub{timer: s.scrub.timer}
+			s.config.wasteful, s.wasteful = nil, false
+			busy = s.copying != nil
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
