@@ -54,7 +54,7 @@ export JSON := encoding/json|runtime/secret
 # JSON is read and written, runtime/secret where keys and codes are erased. So the packages
 # are those whose files name these, and of the root and of httpapi those tests. The store of
 # examples/sqlite takes part with -short like PostgreSQL's: that runs every rule of both
-# suites once, and those of the vault on functions that run twice.
+# suites once.
 test: deps ## all tests, some also in FIPS 140-3 mode, against encoding/json/v2 and with runtime/secret
 	@{ echo '$(GOTEST) ./...'; \
 		echo 'cd store/pgstore && $(GOTEST) -short ./...'; \

@@ -18,9 +18,10 @@ const transcripts = "../../httpapi/testdata/transcripts"
 // TestTranscripts plays the documented behaviour on three replicas behind the proxy, on PostgreSQL
 // and Redis.
 func TestTranscripts(t *testing.T) {
+	codes := realtest.Redis(t, nil).URL("0")
 	for _, file := range transcript.Files(t, transcripts) {
 		t.Run(file.Name, func(t *testing.T) {
-			stores, cache := openStores(t, realtest.Redis(t, nil).URL("0"))
+			stores, cache := openStores(t, codes)
 			for i := range stores {
 				stores[i] = bubble.Outside(t, stores[i])
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// auditedRun is the run whose vaults have an audit log.
-const auditedRun = "Twice"
+// auditedRuns are the runs whose vaults have an audit log.
+var auditedRuns = []string{"Twice", "Audited"}
 
 // An auditor is the sink of a vault with an audit log, and hears of its writes. When the test
 // ends, each write has its record, and the logs of all accounts are whole.
@@ -46,8 +46,9 @@ var unrecorded = []string{"expire"}
 // audited returns options with an audit log, unless the test is of another run, or they have
 // one. Its background writes would be in the way of a decorator of the store.
 func audited(t testing.TB, s store.Store, opts *cardvault.Options) (*cardvault.Options, *auditor) {
-	in := strings.Split(t.Name(), "/")
-	if _, ok := s.(direct); !ok || opts.Audit != nil || !slices.Contains(in, auditedRun) || slices.ContainsFunc(unaudited, func(name string) bool { return slices.Contains(in, name) }) {
+	names := strings.Split(t.Name(), "/")
+	in := func(name string) bool { return slices.Contains(names, name) }
+	if _, ok := s.(direct); !ok || opts.Audit != nil || !slices.ContainsFunc(auditedRuns, in) || slices.ContainsFunc(unaudited, in) {
 		return opts, nil
 	}
 	a := &auditor{Handler: slog.DiscardHandler, kept: map[uuid.UUID]*audit.Checkpoint{}, writes: map[effect]bool{}}

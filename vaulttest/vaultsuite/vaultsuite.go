@@ -32,7 +32,7 @@ import (
 // It runs on the store alone and again on storetest.Twice, with an audit log, and watches that
 // nothing sensitive reaches the store in clear. Its subtests run in parallel; together they make
 // some thousand records, and wait a few seconds for tokens to lapse. With -short they run
-// once instead of twice.
+// once, on the store alone and with an audit log.
 func Run(t *testing.T, h storetest.Harness) {
 	t.Run("Sums", func(t *testing.T) {
 		s := h.Open(t)
@@ -44,17 +44,17 @@ func Run(t *testing.T, h storetest.Harness) {
 		}
 		Sums(t, h)
 	})
-	for _, run := range []struct {
+	type run struct {
 		name string
 		wrap func(store.Store) store.Store
-	}{
-		{"Once", func(s store.Store) store.Store { return s }},
-		{"Twice", storetest.Twice},
-	} {
-		if testing.Short() && run.name == "Once" {
-			continue
-		}
+	}
+	alone := func(s store.Store) store.Store { return s }
+	all := []run{{"Once", alone}, {"Twice", storetest.Twice}}
+	if testing.Short() {
+		all = []run{{"Audited", alone}}
+	}
 
+	for _, run := range all {
 		t.Run(run.name, func(t *testing.T) {
 			t.Parallel()
 			for _, b := range behaviours {

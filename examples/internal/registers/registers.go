@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package registers overwrites what has been copied and is in no variable any more. Tests need
-// it that search the memory of a process.
+// Package registers overwrites copies that no variable holds any more. Tests that search the
+// memory of a process need it.
 package registers
 
 import (
@@ -15,9 +15,10 @@ import (
 // threads are more than a process of the tests has at once.
 const threads = 32
 
-// Overwrite overwrites the vector registers through which memory was copied, of every thread, the
-// stacks on which signals put them, and where the runtime keeps those of a goroutine that it has
-// interrupted. It waits for each of these, since a time would be too short on a busy machine.
+// Overwrite overwrites the vector registers of every thread, through which memory was copied, and
+// the stacks on which signals put them. It does the same to the memory in which the runtime keeps the
+// registers of a goroutine that it has interrupted. It waits for each, since a time would be too short
+// on a busy machine.
 func Overwrite() {
 	ofThreads()
 	ofInterrupted()
