@@ -32,18 +32,25 @@ type Generator struct {
 	mu   sync.Mutex
 	now  int64 // last reading of the clock, in microseconds
 	tick int64 // last key's time, in quarters of a microsecond
+
+	random [512]byte // as many are read at once: that costs more than the rest of a key
+	left   int       // of these, not used yet
 }
 
 // New returns a row key that no other call returns.
 func (g *Generator) New() uuid.UUID {
-	var random [8]byte
-	rand.Read(random[:])
-	return compose(g.next(), binary.BigEndian.Uint64(random[:])&randomBits)
-}
-
-func (g *Generator) next() int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.left == 0 {
+		rand.Read(g.random[:])
+		g.left = len(g.random)
+	}
+	g.left -= 8
+	return compose(g.next(), binary.BigEndian.Uint64(g.random[g.left:])&randomBits)
+}
+
+// next returns the time of the next key. The caller holds g.mu.
+func (g *Generator) next() int64 {
 	now := time.Now().UnixMicro()
 	if tick := now * 4; now < g.now || tick > g.tick {
 		g.tick = tick
