@@ -248,7 +248,7 @@ var recordedCalls = map[string]ledger.Operation{
 	"update webhook": opUpdateWebhook, "delete webhook": opDeleteWebhook, "rotate webhook secret": opRotateWebhook, "test webhook": ledger.Takes("webhook.test"),
 	"list deliveries": ledger.Reads("delivery.list"), "redeliver event": opRedeliver,
 	"set credential": opSetCredential, "get credential": ledger.Reads("credential.read"), "delete credential": opDeleteCredential,
-	"back up": opBackup, "verify": ledger.Reads("vault.verify"), "scrub": ledger.Reads("vault.scrub"), "repair": opRepair, "read audit records": opReadAudit, "export audit log": opExportAudit,
+	"back up": opBackup, "begin sums": ledger.OpBeginSums, "verify": ledger.Reads("vault.verify"), "scrub": ledger.Reads("vault.scrub"), "repair": opRepair, "read audit records": opReadAudit, "export audit log": opExportAudit,
 }
 
 // Reading the audit log is recorded always: PCI DSS 10.2.1.3.

@@ -190,3 +190,27 @@ func TestAuditKeys(t *testing.T) {
 		noErr(t, v.Close())
 	})
 }
+
+// TestAuditCredentials: so has each call for a credential of a destination.
+func TestAuditCredentials(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		v := openAudited(t, memstore.New(), &cardvault.AuditOptions{Reads: true}, cardvault.Sandbox)
+		c := v.ForwardCredentials()
+		noErr(t, c.Set(t.Context(), "psp", "key", []byte("a secret")))
+		_, err := c.Get(t.Context(), "psp", "key")
+		noErr(t, err)
+		noErr(t, c.Delete(t.Context(), "psp", "key"))
+		if err := c.Delete(t.Context(), "psp", "key"); !errors.Is(err, cardvault.ErrNotFound) {
+			t.Fatal(err)
+		}
+
+		_, records := v.verified()
+		got := ops(records)
+		for _, want := range []string{"credential.set success", "credential.read success", "credential.delete success", "credential.delete refused NOT_FOUND"} {
+			if !slices.Contains(got, want) {
+				t.Errorf("no record %q; there are %q", want, got)
+			}
+		}
+		noErr(t, v.Close())
+	})
+}

@@ -60,11 +60,12 @@ func (b *bench) families(ctx context.Context) error {
 type family struct {
 	name, ending, of string // as they are shown
 	n                int
+	kind             store.Kind
 	end              func() error
 }
 
 // keysBelow makes API keys below one.
-func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*family, error) {
+func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, last *keeper) (*family, error) {
 	n := min(b.family, 99_999)
 	root, err := v.CreateAPIKey(ctx, "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
@@ -81,7 +82,10 @@ func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, _ *keeper) (*
 		}
 		return nil
 	})
-	return &family{"keys", "revoke an API key", "keys below it", n, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, err
+	if err != nil {
+		return nil, err
+	}
+	return &family{"keys", "revoke an API key", "keys below it", n, last.record.Load().Kind, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, nil
 }
 
 // paymentsBelow makes payment data below a token.
@@ -95,8 +99,11 @@ func (b *bench) paymentsBelow(ctx context.Context, v *cardvault.Vault, last *kee
 		return nil, err
 	}
 
-	err = clones(ctx, last.Store, last.record.Load(), b.family-1)
-	return &family{"payments", "delete a token", "records of payment data", b.family, func() error { return v.Delete(ctx, t.ID) }}, err
+	payment := last.record.Load()
+	if err := clones(ctx, last.Store, payment, b.family-1); err != nil {
+		return nil, err
+	}
+	return &family{"payments", "delete a token", "records of payment data", b.family, payment.Kind, func() error { return v.Delete(ctx, t.ID) }}, nil
 }
 
 // endFamily ends a family, and measures another account's imports until the family is
@@ -115,7 +122,8 @@ func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault
 		return err
 	}
 
-	size := last.deleted.Load()
+	erased := &last.deleted[f.kind]
+	size := erased.Load()
 	start := time.Now()
 	if err := f.end(); err != nil {
 		return err
@@ -123,7 +131,7 @@ func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault
 	took := time.Since(start)
 
 	var meanwhile []time.Duration
-	for last.deleted.Load()-size < int64(f.n) {
+	for erased.Load()-size < int64(f.n) {
 		more, err := imports(100 * time.Millisecond)
 		if err != nil {
 			return err
@@ -133,7 +141,7 @@ func (b *bench) endFamily(ctx context.Context, f *family, other *cardvault.Vault
 
 	slices.Sort(meanwhile)
 	what := fmt.Sprintf("%s with %d %s", f.ending, f.n, f.of)
-	b.figures("families-"+f.name+"/call", "ms", reported, what, milliseconds(took))
+	b.figures("families-"+f.name+"/call", "ms", most(100), what, milliseconds(took))
 	b.figures("families-"+f.name+"/erased", "s", reported, what+", until all are erased", time.Since(start).Seconds())
 	b.figures("families-"+f.name+"/p99", "", most(2), "imports of another account meanwhile / before, 99th percentile",
 		float64(quantile(meanwhile, .99))/float64(quantile(alone, .99)))
@@ -159,11 +167,11 @@ func clones(ctx context.Context, s store.Store, r *store.Record, n int) error {
 }
 
 // A keeper is a store that remembers the last record put with a parent, and counts
-// deletions.
+// deletions by kind.
 type keeper struct {
 	store.Store
 	record  atomic.Pointer[store.Record]
-	deleted atomic.Int64
+	deleted [256]atomic.Int64
 }
 
 func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -176,7 +184,9 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 		k.record.Store(tx.record)
 	}
 	if err == nil {
-		k.deleted.Add(tx.deleted)
+		for _, kind := range tx.deleted {
+			k.deleted[kind].Add(1)
+		}
 	}
 	return err
 }
@@ -184,7 +194,7 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 type keeperTx struct {
 	store.Tx
 	record  *store.Record
-	deleted int64
+	deleted []store.Kind
 }
 
 func (tx *keeperTx) Put(r *store.Record) {
@@ -195,6 +205,6 @@ func (tx *keeperTx) Put(r *store.Record) {
 }
 
 func (tx *keeperTx) Delete(k store.Kind, id uuid.UUID) {
-	tx.deleted++
+	tx.deleted = append(tx.deleted, k)
 	tx.Tx.Delete(k, id)
 }

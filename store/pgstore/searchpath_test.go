@@ -105,8 +105,7 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 
 	rows, err := admin.Query(t.Context(), `SELECT proname, pronargs::int, bool_or(proretset),
 			coalesce(min(prorettype::regtype::text) FILTER (WHERE typtype <> 'p' OR typname = 'void'), ''),
-			coalesce(array_agg(oidvectortypes(proargtypes)) FILTER (WHERE NOT EXISTS (
-				SELECT FROM unnest(proargtypes) AS a(t) JOIN pg_type x ON x.oid = a.t WHERE x.typtype = 'p')), '{}')
+			array_agg(oidvectortypes(proargtypes))
 		FROM pg_proc JOIN pg_type y ON y.oid = prorettype
 		WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ($1) GROUP BY 1, 2 ORDER BY 1, 2`,
 		found(`\b([a-z_0-9]+)\s*\(`, sql))
@@ -134,7 +133,13 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 			}
 		default:
 			for _, s := range signatures {
-				all = append(all, []string{s})
+				concrete := map[string]bool{}
+				for _, of := range scalars { // of a polymorphic one
+					concrete[strings.NewReplacer("anycompatiblearray", of+"[]", "anyarray", of+"[]", "anycompatible", of, "anyelement", of, `"any"`, of).Replace(s)] = true
+				}
+				for _, s := range slices.Sorted(maps.Keys(concrete)) {
+					all = append(all, []string{s})
+				}
 			}
 		}
 		for _, args := range all {
@@ -142,7 +147,8 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 			if returns == "" { // polymorphic
 				returns = "integer"
 				if len(args) > 0 {
-					returns = strings.TrimSuffix(args[0], "[]")
+					first, _, _ := strings.Cut(args[0], ", ")
+					returns = strings.TrimSuffix(first, "[]")
 				}
 			}
 			if set {
@@ -155,15 +161,15 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 		t.Fatal(err)
 	}
 
-	rows, err = admin.Query(t.Context(), `SELECT oprname, coalesce(bool_or(oprresult = 'bool'::regtype), false) FROM pg_operator
-		WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprkind = 'b' AND oprname = ANY ($1) GROUP BY 1 ORDER BY 1`,
+	rows, err = admin.Query(t.Context(), `SELECT oprname, coalesce(bool_or(oprresult = 'bool'::regtype), false), bool_or(oprkind = 'l') FROM pg_operator
+		WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname = ANY ($1) GROUP BY 1 ORDER BY 1`,
 		found(`[^-+*/<>=~!@#%^&|?]([-+*/<>=~!@#%^&|?]{1,3})[^-+*/<>=~!@#%^&|?]`, sql))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var boolean bool
-	operators := 0
-	if _, err := pgx.ForEachRow(rows, []any{&name, &boolean}, func() error {
+	var boolean, prefix bool
+	operators, prefixes := 0, 0
+	if _, err := pgx.ForEachRow(rows, []any{&name, &boolean, &prefix}, func() error {
 		operators++
 		for _, left := range types {
 			for _, right := range types {
@@ -176,12 +182,21 @@ func traps(t *testing.T, admin *pgxpool.Pool, sql string) (statements []string) 
 					name, left, right, pgx.Identifier{of}.Sanitize()))
 			}
 		}
+		if !prefix {
+			return nil
+		}
+		prefixes++
+		for _, right := range types {
+			of := fmt.Sprintf("prefix operator %d", prefixes)
+			function(of, []string{right}, right, name)
+			statements = append(statements, fmt.Sprintf(`CREATE OPERATOR public.%s (RIGHTARG = %s, FUNCTION = public.%s)`, name, right, pgx.Identifier{of}.Sanitize()))
+		}
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d traps for %d functions and %d operators", len(statements), functions, operators)
-	if functions < 20 || operators < 6 {
+	t.Logf("%d traps for %d functions and %d operators, %d of which may stand before their operand", len(statements), functions, operators, prefixes)
+	if functions < 20 || operators < 6 || prefixes < 2 {
 		t.Error("too few traps: the test proves nothing")
 	}
 	return statements

@@ -301,7 +301,13 @@ func (p *tab) text(selector, text string) {
 // pills waits until a token shows these states.
 func (p *tab) pills(token, pills string) {
 	p.t.Helper()
-	p.wait(`[...document.querySelectorAll("#token-" + %s + " .pills .pill")].map((e) => e.textContent).join() === %s`, token, pills)
+	shown := `[...document.querySelectorAll("#token-" + %s + " .pills .pill")].map((e) => e.textContent).join()`
+	defer func() {
+		if p.t.Failed() {
+			p.t.Logf("the token shows %q", eval[string](&p.world, shown, token))
+		}
+	}()
+	p.wait(shown+" === %s", token, pills)
 }
 
 // unfold opens a token of the list.
