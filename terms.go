@@ -207,8 +207,20 @@ type KeyReport struct {
 	// Others are the terms of each KeySeries, in their order. Nothing is sealed under them.
 	Others []KeyTerm
 
+	// Wrappings are the key-encryption keys under which the keyring has been, the present one
+	// last. The last 32 are kept.
+	Wrappings []KeyWrapping
+
 	// Unreadable is the number of records whose term cannot be read. They are damaged.
 	Unreadable int64
+}
+
+// A KeyWrapping is the time of one key-encryption key.
+type KeyWrapping struct {
+	KeyID   string        // of its [KeyWrapper]
+	Since   time.Time     // when it came into use; of the vault, if that was before it was kept
+	Age     time.Duration // since then, of a former one until the next
+	Overdue bool          // whether Age of the present one is more than [Options.CryptoPeriod]
 }
 
 // A KeyTerm is the time of one key.
@@ -246,7 +258,7 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 	}
 
 	at := now()
-	report := &KeyReport{Unreadable: count.Unread}
+	report := &KeyReport{Unreadable: count.Unread, Wrappings: wrappingsOf(v, at)}
 	for _, m := range v.ledger.Box.Keys().Masters {
 		report.Terms = append(report.Terms, aged(v, termOf(v, "", &m, count.Records[m.Number]), at))
 		delete(count.Records, m.Number)
@@ -268,6 +280,22 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		}
 	}
 	return report, nil
+}
+
+// wrappingsOf returns the key-encryption keys of the report.
+func wrappingsOf(v *Vault, at time.Time) (all []KeyWrapping) {
+	kept := v.ledger.Box.Keys().Wrappings
+	for i, w := range kept {
+		k := KeyWrapping{KeyID: w.KeyID, Since: termBegan(v, &seal.Term{Created: w.Since})}
+		if i < len(kept)-1 {
+			k.Age = kept[i+1].Since.Sub(k.Since)
+		} else {
+			k.Age = at.Sub(k.Since)
+			k.Overdue = k.Age > v.opts.CryptoPeriod
+		}
+		all = append(all, k)
+	}
+	return all
 }
 
 // termOf returns a term of the report, without its age.
@@ -385,11 +413,15 @@ func watchAge(v *Vault) func(context.Context) {
 			if over := overdueBy(v, keys.Masters); over > 0 {
 				v.log.Warn("the key term is older than Options.CryptoPeriod: call RotateKeys", "term", v.ledger.Term(), "overdue", over.Round(time.Hour))
 			}
+			if w := wrappingsOf(v, now()); len(w) > 0 && w[len(w)-1].Overdue {
+				v.log.Warn("the key-encryption key is older than Options.CryptoPeriod: call ChangeKeyring", "key", w[len(w)-1].KeyID)
+			}
 			for name, series := range map[KeySeries]seal.Series{SeriesAudit: keys.Audits, SeriesFingerprint: keys.Fingerprints, SeriesLookup: keys.Lookups} {
 				if over := overdueBy(v, series); over > 0 && (name != SeriesAudit || v.audit != nil) {
 					v.log.Warn("a key is older than Options.CryptoPeriod: call RotateSeries", "series", name, "term", series.Active().Number, "overdue", over.Round(time.Hour))
 				}
 			}
+
 			select {
 			case <-ctx.Done():
 				return

@@ -201,6 +201,49 @@ func TestKeyReport(t *testing.T) {
 	})
 }
 
+// TestWrappingsReported: key-encryption keys are reported with their age, and one that is overdue is
+// warned of.
+func TestWrappingsReported(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		log := new(lockedBuffer)
+		v, err := cardvault.New(t.Context(), memstore.New(), newKey(t), &cardvault.Options{
+			CryptoPeriod: 48 * time.Hour, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		})
+		noErr(t, err)
+		defer v.Close()
+		report := func() []cardvault.KeyWrapping {
+			t.Helper()
+			r, err := v.KeyReport(t.Context())
+			noErr(t, err)
+			return r.Wrappings
+		}
+
+		first := report()
+		if len(first) != 1 || first[0].KeyID == "" || first[0].Age > time.Second || first[0].Overdue {
+			t.Errorf("at first %+v", first)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 49*time.Hour+30*time.Minute)
+		defer cancel()
+		noErr(t, v.Run(ctx))
+		if n := strings.Count(log.text(), "call ChangeKeyring\" key="+first[0].KeyID); n != 1 {
+			t.Errorf("%d warnings within its first hour, want 1", n)
+		}
+		if old := report(); !old[0].Overdue || old[0].Age < 49*time.Hour {
+			t.Errorf("after 49 hours %+v", old)
+		}
+
+		noErr(t, v.ChangeKeyring(t.Context(), newKey(t)))
+		time.Sleep(time.Hour)
+		both := report()
+		if len(both) != 2 || both[0].KeyID != first[0].KeyID || both[1].KeyID == first[0].KeyID {
+			t.Fatalf("after the change %+v", both)
+		}
+		if both[0].Overdue || both[1].Overdue || both[0].Age.Round(time.Minute) != 49*time.Hour+30*time.Minute || both[1].Age.Round(time.Minute) != time.Hour {
+			t.Errorf("after the change %+v", both)
+		}
+	})
+}
+
 // TestReseal: a program without the sink of the vault seals records anew, and leaves expired
 // tokens to a process that passes their events on.
 func TestReseal(t *testing.T) {

@@ -221,20 +221,23 @@ func (c *cli) merchants() *cobra.Command {
 }
 
 func keyObject(k *cardvault.APIKey) object {
-	o := object{"id": k.ID, "label": k.Label, "created_at": k.CreatedAt, "expires_at": nil, "scopes": k.Scopes, "address_ranges": k.AddressRanges}
-	if !k.ExpiresAt.IsZero() {
-		o["expires_at"] = k.ExpiresAt
+	return object{
+		"id": k.ID, "label": k.Label, "created_at": k.CreatedAt, "expires_at": instant(k.ExpiresAt), "last_used_at": instant(k.LastUsedAt),
+		"scopes": k.Scopes, "address_ranges": k.AddressRanges,
 	}
-	return o
 }
 
 func (c *cli) apiKeys() *cobra.Command {
 	all := &cobra.Command{Use: "list", Short: "List the API keys of an account, oldest first", Args: cobra.NoArgs}
 	c.within(all, func(ctx context.Context, v operator.Vault, account uuid.UUID, _ []string) error {
 		keys, err := v.APIKeys(ctx, account)
-		return showList(c, keys, err, []string{"ID", "LABEL", "MADE", "EXPIRES", "SCOPES"},
+		return showList(c, keys, err, []string{"ID", "LABEL", "MADE", "EXPIRES", "USED", "FROM", "SCOPES"},
 			func(k *cardvault.APIKey) []string {
-				return []string{k.ID.String(), k.Label, date(k.CreatedAt), date(k.ExpiresAt), joined(k.Scopes)}
+				from := "-"
+				if len(k.AddressRanges) > 0 {
+					from = strings.Trim(fmt.Sprint(k.AddressRanges), "[]")
+				}
+				return []string{k.ID.String(), k.Label, date(k.CreatedAt), date(k.ExpiresAt), date(k.LastUsedAt), from, joined(k.Scopes)}
 			}, keyObject)
 	})
 

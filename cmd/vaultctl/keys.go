@@ -309,23 +309,38 @@ func (c *cli) report() *cobra.Command {
 				return err
 			}
 
-			rows := [][]string{{"TERM", "SERIES", "STATE", "MADE", "DAYS", "RECORDS"}}
-			var terms []object
+			rows := [][]string{{"TERM", "SERIES", "STATE", "MADE", "CLOSED", "DESTROYED", "DAYS", "RECORDS"}}
+			var terms, wrappings []object
 			var overdue []string
 			for _, t := range slices.Concat(r.Terms, r.Others) {
 				days := int(t.Age.Hours() / 24)
 				terms = append(terms, object{
-					"series": t.Series, "number": t.Number, "state": t.State, "created_at": t.CreatedAt, "days": days, "overdue": t.Overdue, "records": t.Records,
+					"series": t.Series, "number": t.Number, "state": t.State, "created_at": t.CreatedAt, "closed_at": instant(t.ClosedAt), "destroyed_at": instant(t.DestroyedAt),
+					"days": days, "overdue": t.Overdue, "records": t.Records,
 				})
-				rows = append(rows, []string{fmt.Sprint(t.Number), cmp.Or(string(t.Series), "-"), string(t.State), date(t.CreatedAt), strconv.Itoa(days), byKind(t.Records)})
+				rows = append(rows, []string{fmt.Sprint(t.Number), cmp.Or(string(t.Series), "-"), string(t.State), date(t.CreatedAt), date(t.ClosedAt), date(t.DestroyedAt), strconv.Itoa(days), byKind(t.Records)})
 				if t.Overdue {
 					overdue = append(overdue, strings.TrimSpace(fmt.Sprint(t.Series, " ", t.Number)))
 				}
 			}
-			err = c.show(object{"terms": terms, "unreadable": r.Unreadable, "overdue": len(overdue) > 0}, table(rows...))
+
+			old := false
+			for i, w := range r.Wrappings {
+				days, state := int(w.Age.Hours()/24), "former"
+				if i == len(r.Wrappings)-1 {
+					state = "active"
+				}
+				wrappings = append(wrappings, object{"key_id": w.KeyID, "state": state, "since": w.Since, "days": days, "overdue": w.Overdue})
+				rows = append(rows, []string{"-", "wrapping", state, date(w.Since), "-", "-", strconv.Itoa(days), w.KeyID})
+				old = old || w.Overdue
+			}
+			err = c.show(object{"terms": terms, "wrappings": wrappings, "unreadable": r.Unreadable, "overdue": old || len(overdue) > 0}, table(rows...))
 
 			if len(overdue) > 0 {
 				err = errors.Join(err, finding{fmt.Errorf("overdue: key of term %s: rotate, then reseal", strings.Join(overdue, ", "))})
+			}
+			if old {
+				err = errors.Join(err, finding{errors.New("overdue: key-encryption key: change-key, then destroy the former key once no backup needs it")})
 			}
 			if r.Unreadable > 0 {
 				err = errors.Join(err, finding{fmt.Errorf("damaged: %d records, whose term cannot be read", r.Unreadable)})

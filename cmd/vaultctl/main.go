@@ -208,6 +208,14 @@ func date(t time.Time) string {
 	return t.UTC().Format(time.DateOnly + " " + time.TimeOnly + "Z")
 }
 
+// instant returns a time for JSON, null if it is zero.
+func instant(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t
+}
+
 // log returns the log of a vault. It counts the errors that report damage.
 func (c *cli) log() *slog.Logger {
 	level := slog.LevelError

@@ -181,7 +181,7 @@ func TestScripts(t *testing.T) {
 				Condition: func(name string) (bool, error) { return name == on, nil },
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
 					"exits": exits, "await": awaitFile, "mode": mode, "edit": edit, "verify": verify, "checkpoints": checkpoints, "damage": damage, "unlist": unlist, "with": with, "keyid": keyID,
-					"flip": flip, "bare": bare, "printed": printed, "identity": identity, "cutlast": cutLast,
+					"flip": flip, "bare": bare, "printed": printed, "questions": questions, "identity": identity, "cutlast": cutLast,
 					"place": func(ts *testscript.TestScript, _ bool, args []string) { ts.Setenv(args[1], place(t, ts, args[0])) },
 				},
 			})
@@ -214,6 +214,31 @@ func printed(ts *testscript.TestScript, _ bool, args []string) {
 		}
 	}
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(lines.String()), 0o600))
+}
+
+// questions writes each command of the table of a page with which an auditor's questions are
+// answered into a file, question1 and so on. What the page has in capitals are variables:
+// questions PAGE NUMBER
+func questions(ts *testscript.TestScript, _ bool, args []string) {
+	page, err := os.ReadFile(filepath.Join(docs, args[0]))
+	ts.Check(err)
+	commands := regexp.MustCompile("`((?:vaultctl .*?(?:--|audit verify)|grep|head) ?.*?)`")
+	capitals := regexp.MustCompile(`\b(DIR|FILE|FORMER|LOG|KEY|ID|TOKEN)\b`)
+	n := 0
+	for row := range strings.Lines(string(page)) {
+		cells := strings.Split(strings.ReplaceAll(row, `\|`, "\x00"), "|")
+		if len(cells) != 5 || !strings.Contains(cells[2], "?") {
+			continue
+		}
+		for _, m := range commands.FindAllStringSubmatch(cells[3], -1) {
+			n++
+			line := capitals.ReplaceAllString(strings.ReplaceAll(m[1], "\x00", "|"), `"$$$1"`)
+			ts.Check(os.WriteFile(ts.MkAbs(fmt.Sprint("question", n)), []byte(line+"\n"), 0o600))
+		}
+	}
+	if strconv.Itoa(n) != args[1] {
+		ts.Fatalf("%s has %d commands, and not %s", args[0], n, args[1])
+	}
 }
 
 // docs is the folder of the pages.
@@ -454,7 +479,8 @@ func TestOverdue(t *testing.T) {
 		status = run(append([]string{"--vault", folder, "--key", key, "report"}, more...), os.Stdin, &a, &b)
 		return status, a.String(), b.String()
 	}
-	if status, _, errs := report(); status != found || errs != "vaultctl: overdue: key of term 1, audit 1, fingerprint 1, lookup 1: rotate, then reseal\n" {
+	if status, _, errs := report(); status != found || errs != "vaultctl: overdue: key of term 1, audit 1, fingerprint 1, lookup 1: rotate, then reseal\n"+
+		"overdue: key-encryption key: change-key, then destroy the former key once no backup needs it\n" {
 		t.Errorf("status %d, %s", status, errs)
 	}
 	if status, out, _ := report("--json"); status != found || !strings.Contains(out, `"overdue":true`) || strings.Contains(out, "error") {

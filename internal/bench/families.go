@@ -184,8 +184,8 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 		k.record.Store(tx.record)
 	}
 	if err == nil {
-		for _, kind := range tx.deleted {
-			k.deleted[kind].Add(1)
+		for _, erased := range tx.deleted {
+			k.deleted[erased].Add(1)
 		}
 	}
 	return err

@@ -176,6 +176,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[cardvault.RestoreReport](),
 		reflect.TypeFor[cardvault.KeySeries](),
 		reflect.TypeFor[cardvault.KeyTerm](),
+		reflect.TypeFor[cardvault.KeyWrapping](),
 		reflect.TypeFor[cardvault.TermState](),
 		reflect.TypeFor[cardvault.Keyring](),
 		reflect.TypeFor[cardvault.ListOptions](),
@@ -557,6 +558,7 @@ var shown = map[string]string{
 	"store.Index":                      "a constant",
 	"internal/removal.Closing.Kinds":   "numbers of kinds",
 	"internal/seal.Wrapping.KeyID":     "stored in clear, and documented as visible",
+	"internal/rowkey.Generator.random": "bits of ids, which are no secrets",
 	"internal/ledger.Memory.kinds":     "numbers of kinds of records",
 
 	"cardvault.Actor.RequestID":          "an id, not a credential",
@@ -566,6 +568,7 @@ var shown = map[string]string{
 	"network.Token.ID":                   "an id, not a credential",
 	"network.Ref.ID":                     "an id, not a credential",
 	"network.Notice.ID":                  "an id, not a credential",
+	"cardvault.KeyWrapping.KeyID":        "stored in clear, and documented as visible",
 	"cardvault.PaymentSecret.KeyID":      "an id, not a credential",
 	"cardvault.SessionKey.ID":            "an id, not a credential",
 
