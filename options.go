@@ -163,7 +163,8 @@ type Options struct {
 
 	// Replicas is the number of vaults that work on the store, in this process and others,
 	// 1 to 1000. Each counts separately how many card numbers callers pass in, see
-	// ErrTooManyNumbers, and enforces its share of the limit. Defaults to 1.
+	// ErrTooManyNumbers, and enforces its share of the limit, but at least one a day. So more
+	// replicas than the limit allow one each. Counts end with the process. Defaults to 1.
 	Replicas int
 
 	// OnSuspicion is called when the limit of ErrTooManyNumbers refuses a card number. It
