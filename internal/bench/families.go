@@ -85,7 +85,7 @@ func (b *bench) keysBelow(ctx context.Context, v *cardvault.Vault, last *keeper)
 	if err != nil {
 		return nil, err
 	}
-	return &family{"keys", "revoke an API key", "keys below it", n, last.record.Load().Kind, func() error { return v.DeleteAPIKey(ctx, root.ID) }}, nil
+	return &family{"keys", "revoke an API key", "keys below it", n, last.mostPut(), func() error { return v.DeleteAPIKey(ctx, root.ID) }}, nil
 }
 
 // paymentsBelow makes payment data below a token.
@@ -167,11 +167,21 @@ func clones(ctx context.Context, s store.Store, r *store.Record, n int) error {
 }
 
 // A keeper is a store that remembers the last record put with a parent, and counts
-// deletions by kind.
+// puts and deletions by kind.
 type keeper struct {
 	store.Store
-	record  atomic.Pointer[store.Record]
-	deleted [256]atomic.Int64
+	record       atomic.Pointer[store.Record]
+	put, deleted [256]atomic.Int64
+}
+
+// mostPut returns the kind of most records that were put.
+func (k *keeper) mostPut() (leads store.Kind) {
+	for i := range k.put {
+		if k.put[i].Load() > k.put[leads].Load() {
+			leads = store.Kind(i)
+		}
+	}
+	return leads
 }
 
 func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -184,6 +194,9 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 		k.record.Store(tx.record)
 	}
 	if err == nil {
+		for _, written := range tx.put {
+			k.put[written].Add(1)
+		}
 		for _, erased := range tx.deleted {
 			k.deleted[erased].Add(1)
 		}
@@ -193,11 +206,12 @@ func (k *keeper) Update(ctx context.Context, fn func(store.Tx) error) error {
 
 type keeperTx struct {
 	store.Tx
-	record  *store.Record
-	deleted []store.Kind
+	record       *store.Record
+	put, deleted []store.Kind
 }
 
 func (tx *keeperTx) Put(r *store.Record) {
+	tx.put = append(tx.put, r.Kind)
 	if r.Parent != uuid.Nil {
 		tx.record = r
 	}
