@@ -38,7 +38,7 @@ export SECRETS := Card|Code|Key|Left|Leak|Nothing|Secret|Transcripts$$
 # Besides, tests in which the race detector sees nothing that others do not show it: they
 # change bytes, methods or answers one after another, make requests one after another, fill a
 # bound, kill processes that do one thing at a time, or pass hours of virtual time with a few jobs.
-export ALONE := ^Test(Apart|AuditBound|AuditKilled|AuditMethods|AuditPages|AuditRetentionLate|AuditTenantFloods|BackupKilled|CardArtThatCannotBeHad|Chain|Damage|DamagedBackup|DamagedFiles|DeliveriesOfADeletion|DeliveryRetries|EscapesInForm|EventOfATokenThatChangesUnheard|FailedCompletions|Families|KeyFileModeWhateverUmask|KeyFileRefusesBitFlips|LedgerKilled|LedgerRefused|ManyBreaks|ManyFail|NothingIsLeft|NothingPrints|PastBesideALostOne|Polling|ProvisionRefused|RateLimitOfManyKeys|RestoreKilled|Restless|RetriesBesideALostDelivery|RetryAfter|SinkBehindACrowd|SumsKilled|SumsOfAccounts|SweepOfALiar|TablesOfTheirOwn|Throttled|Transcripts|TranscriptsIgnoreUnknown|TranscriptsOmitAbsent|UpdaterRefusesMerchants)$$
+export ALONE := ^Test(Apart|AuditBound|AuditKilled|AuditMethods|AuditPages|AuditRetentionLate|AuditTenantFloods|BackupKilled|CardArtThatCannotBeHad|Chain|Damage|DamagedBackup|DamagedFiles|DeliveriesOfADeletion|DeliveryRetries|EscapesInForm|EventOfATokenThatChangesUnheard|FailedCompletions|Families|FamilyKilled|KeyFileModeWhateverUmask|KeyFileRefusesBitFlips|LedgerKilled|LedgerRefused|ManyBreaks|ManyFail|NothingIsLeft|NothingPrints|PastBesideALostOne|Polling|ProvisionRefused|RateLimitOfManyKeys|RestoreKilled|Restless|RetriesBesideALostDelivery|RetryAfter|SinkBehindACrowd|SumsKilled|SumsOfAccounts|SweepOfALiar|TablesOfTheirOwn|Throttled|Transcripts|TranscriptsIgnoreUnknown|TranscriptsOmitAbsent|UpdaterRefusesMerchants)$$
 
 # Packages that read the sources and documents of the repository: no mode changes those.
 export TEXTS := /internal/(doctest|floorplan)$$
@@ -99,6 +99,6 @@ bench-gate: ## fails if calls cost more than internal/bench/testdata/gate.json s
 	go run -C internal/bench . -gate $(if $(UPDATE),-update)
 
 faults: deps ## fail-overs of PostgreSQL under writes, FAULTS (100) times, ten times as many kills of a vault, also while keys are rotated, changed and retired, records sealed anew, audit records written, accounts closed, vaults repaired and moved, and backups restored with a ledger, a hundred times as many power cuts, fifty times as many damaged files, and disks that fail: what is lost, and for how long
-	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 120m -run '^Test((Reseal|Keyring|Audit|Ledger|Close|Repair|Move)Killed|DamagedFiles)$$' .
+	FAULTS=$(FAULTS)0 go test -v -count=1 -timeout 120m -run '^Test((Reseal|Keyring|Audit|Ledger|Close|Repair|Move|Family)Killed|DamagedFiles)$$' .
 	CI=true FAULTS=$(FAULTS) go test -C test -v -count=1 -timeout 60m ./faults
 	CI=true FAULTS=$(FAULTS) go test -C examples/cluster -v -count=1 -timeout 60m -run '^TestFailover$$' .

@@ -22,7 +22,7 @@ func TestReliability(t *testing.T) {
 	})
 	targets := "\n" + read(t, "Makefile")
 
-	goTest := regexp.MustCompile(`^(?:[A-Z]+=\w+ )*go test(?: -C ([\w/.]+))? -v(?: -timeout \w+)? -run '\^([\w()|]+)\$' (\./[\w/]*|\.)$`)
+	goTest := regexp.MustCompile(`^(?:[A-Z_]+=\w+ )*go test(?: -C ([\w/.]+))? -v(?: -timeout \w+)? -run '\^([\w()|]+)\$' (\./[\w/]*|\.)$`)
 	makes := regexp.MustCompile(`^make ([a-z-]+)(?: [A-Z]+=(?:\w+|'[^']+'))*$`)
 	rows := 0
 	for line := range strings.Lines(read(t, "RELIABILITY.md")) {
