@@ -80,6 +80,7 @@ func TestFamilyKilled(t *testing.T) {
 		noErr(t, err)
 		v, _ := open(path, last)
 		noErr(t, v.Run(t.Context()))
+		return
 	}
 
 	for range kills(3) {
@@ -89,7 +90,7 @@ func TestFamilyKilled(t *testing.T) {
 		before := stored(t, s, kindAPIKey)
 		noErr(t, errors.Join(v.Close(), s.Close()))
 
-		process := exec.Command(os.Args[0], "-test.run=^TestFamilyKilled$") // it writes some 30 times
+		process := exec.Command(os.Args[0], "-test.run=^TestFamilyKilled$", "-test.timeout=10m") // it writes some 30 times
 		process.Env = append(os.Environ(), child+"="+path, child+"_LAST="+strconv.Itoa(2+rand.IntN(20)))
 		out, err := process.CombinedOutput()
 		if status, ok := errors.AsType[*exec.ExitError](err); !ok || status.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
@@ -105,7 +106,7 @@ func TestFamilyKilled(t *testing.T) {
 		if after := stored(t, s, kindAPIKey); after == 0 || after >= before {
 			t.Errorf("%d of %d keys are left after a kill amid their erasing", after, before)
 		}
-		noErr(t, errors.Join(v.Close(), s.Close()))
+		noErr(t, errors.Join(v.Close(), s.Close(), os.Remove(path)))
 	}
 }
 

@@ -93,9 +93,9 @@ type Options struct {
 	// card is submitted within a thirtieth of it. Defaults to 30 days.
 	UpdaterPeriod time.Duration
 
-	// CryptoPeriod is the age at which the key under which records are sealed is overdue, a
-	// day to ten years: see PCI DSS 4.0.1, 3.7.4. Run warns of it once an hour, and
-	// [Vault.KeyReport] shows it; nothing is refused. Defaults to 365 days.
+	// CryptoPeriod is the age at which a key is overdue, a day to ten years: see PCI DSS 4.0.1,
+	// 3.7.4. [Vault.KeyReport] shows it, and nothing is refused. Run warns once an hour of a key
+	// under which records are sealed, and of one of a [KeySeries]. Defaults to 365 days.
 	CryptoPeriod time.Duration
 
 	// Purposes are the names of what the program uses stored cards for, see [Vault.Use]: 1

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/hiding"
@@ -215,10 +216,11 @@ type KeyReport struct {
 	Unreadable int64
 }
 
-// A KeyWrapping is the time of one key-encryption key.
+// A KeyWrapping is the time of one key-encryption key. A key that its KMS rotates in place, under
+// one id, stays the same key here.
 type KeyWrapping struct {
 	KeyID   string        // of its [KeyWrapper]
-	Since   time.Time     // when it came into use; of the vault, if that was before it was kept
+	Since   time.Time     // when the id first came into use; of the vault, if that was before it was kept
 	Age     time.Duration // since then, of a former one until the next
 	Overdue bool          // whether Age of the present one is more than [Options.CryptoPeriod]
 }
@@ -286,7 +288,8 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 func wrappingsOf(v *Vault, at time.Time) (all []KeyWrapping) {
 	kept := v.ledger.Box.Keys().Wrappings
 	for i, w := range kept {
-		k := KeyWrapping{KeyID: w.KeyID, Since: termBegan(v, &seal.Term{Created: w.Since})}
+		first := slices.IndexFunc(kept, func(former seal.Wrapping) bool { return former.KeyID == w.KeyID }) // a vault may go back to a key
+		k := KeyWrapping{KeyID: w.KeyID, Since: termBegan(v, &seal.Term{Created: kept[first].Since})}
 		if i < len(kept)-1 {
 			k.Age = kept[i+1].Since.Sub(k.Since)
 		} else {
@@ -412,9 +415,6 @@ func watchAge(v *Vault) func(context.Context) {
 			keys := v.ledger.Box.Keys()
 			if over := overdueBy(v, keys.Masters); over > 0 {
 				v.log.Warn("the key term is older than Options.CryptoPeriod: call RotateKeys", "term", v.ledger.Term(), "overdue", over.Round(time.Hour))
-			}
-			if w := wrappingsOf(v, now()); len(w) > 0 && w[len(w)-1].Overdue {
-				v.log.Warn("the key-encryption key is older than Options.CryptoPeriod: call ChangeKeyring", "key", w[len(w)-1].KeyID)
 			}
 			for name, series := range map[KeySeries]seal.Series{SeriesAudit: keys.Audits, SeriesFingerprint: keys.Fingerprints, SeriesLookup: keys.Lookups} {
 				if over := overdueBy(v, series); over > 0 && (name != SeriesAudit || v.audit != nil) {

@@ -91,7 +91,7 @@ func TestCalls(t *testing.T) {
 	c := served(t, v)
 	for n := range 2 {
 		r, err := c.KeyReport(t.Context())
-		if err != nil || len(r.Terms) != n+1 || r.Terms[n].State != cardvault.TermActive || len(r.Terms[n].Records)+n == 0 {
+		if err != nil || len(r.Terms) != n+1 || r.Terms[n].State != cardvault.TermActive || len(r.Terms[n].Records)+n == 0 || len(r.Wrappings) != 1 || r.Wrappings[0].Since.IsZero() {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		if _, err := c.RotateKeys(t.Context(), nil); err != nil {
