@@ -222,7 +222,7 @@ func printed(ts *testscript.TestScript, _ bool, args []string) {
 func questions(ts *testscript.TestScript, _ bool, args []string) {
 	page, err := os.ReadFile(filepath.Join(docs, args[0]))
 	ts.Check(err)
-	commands := regexp.MustCompile("`((?:vaultctl .*?(?:--|audit verify)|grep|head) ?.*?)`")
+	commands := regexp.MustCompile("`((?:vaultctl|grep|head) .+?)`")
 	capitals := regexp.MustCompile(`\b(DIR|FILE|FORMER|LOG|KEY|ID|TOKEN)\b`)
 	n := 0
 	for row := range strings.Lines(string(page)) {
