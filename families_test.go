@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -67,7 +68,7 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 		v := vaultOn(t, s)
 		token := imported(t, v)
 		refresh(t.Context(), v, token.ID)
-		root := keyWithBelow(t, v, n)
+		root, _ := keyWithBelow(t, v, n)
 		s.full = true
 		if err := v.DeleteAPIKey(t.Context(), root.ID); err != nil {
 			t.Error(err)
@@ -104,8 +105,8 @@ func TestFamiliesWhereStorageIsFull(t *testing.T) {
 	})
 }
 
-// keyWithBelow returns an API key with n others below it.
-func keyWithBelow(t *testing.T, v *cardvault.Vault, n int) *cardvault.APIKey {
+// keyWithBelow returns an API key with n others below it, and the texts of these.
+func keyWithBelow(t *testing.T, v *cardvault.Vault, n int) (root *cardvault.APIKey, texts []string) {
 	t.Helper()
 	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL})
 	if err != nil {
@@ -114,19 +115,37 @@ func keyWithBelow(t *testing.T, v *cardvault.Vault, n int) *cardvault.APIKey {
 	if _, err := v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(2 * n)}}); err != nil {
 		t.Fatal(err)
 	}
-	for range n {
-		if _, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID}); err != nil {
-			t.Fatal(err)
-		}
+
+	all := make([]*cardvault.APIKey, n)
+	var next atomic.Int64
+	var makers sync.WaitGroup
+	for range 20 {
+		makers.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				k, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{TTL: cardvault.MaxAPIKeyTTL, Creator: root.ID})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				all[i] = k
+			}
+		})
 	}
-	return root
+	makers.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	for _, k := range all {
+		texts = append(texts, k.Text.Text())
+	}
+	return root, texts
 }
 
 // TestFamilyWithDamage: a key that cannot be read is left, and keeps none of the others.
 func TestFamilyWithDamage(t *testing.T) {
 	s := memstore.New()
 	v := vaultOn(t, s)
-	root := keyWithBelow(t, v, 1100)
+	root, _ := keyWithBelow(t, v, 1100)
 	err := s.Update(t.Context(), func(tx store.Tx) error {
 		keys, err := tx.Scan(kindAPIKey, uuid.Nil, 10)
 		if err != nil {

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -86,7 +85,8 @@ func TestFamilyKilled(t *testing.T) {
 	for range kills(3) {
 		path := filepath.Join(t.TempDir(), "vault.db")
 		v, s := open(path, 0)
-		texts := revoked(t, v)
+		root, texts := keyWithBelow(t, v, 1400)
+		noErr(t, v.DeleteAPIKey(t.Context(), root.ID))
 		before := stored(t, s, kindAPIKey)
 		noErr(t, errors.Join(v.Close(), s.Close()))
 
@@ -98,7 +98,7 @@ func TestFamilyKilled(t *testing.T) {
 		}
 
 		v, s = open(path, 0)
-		for _, text := range texts {
+		for _, text := range append(texts, root.Text.Text()) {
 			if _, err := v.Authenticate(t.Context(), text); !errors.Is(err, cardvault.ErrUnauthenticated) {
 				t.Fatalf("a revoked key: %v", err)
 			}
@@ -108,38 +108,6 @@ func TestFamilyKilled(t *testing.T) {
 		}
 		noErr(t, errors.Join(v.Close(), s.Close(), os.Remove(path)))
 	}
-}
-
-// revoked revokes a key with 1,400 below it, and returns the texts of some of them.
-func revoked(t *testing.T, v *cardvault.Vault) (texts []string) {
-	t.Helper()
-	const below = 1400
-	root, err := v.CreateAPIKey(t.Context(), "root", cardvault.AllScopes(), nil)
-	noErr(t, err)
-	_, err = v.UpdateAccount(t.Context(), cardvault.AccountUpdate{Quotas: cardvault.QuotaUpdate{APIKeys: new(2 * below)}})
-	noErr(t, err)
-
-	var mu sync.Mutex
-	var makers sync.WaitGroup
-	for range 20 {
-		makers.Go(func() {
-			for i := range below / 20 {
-				k, err := v.CreateAPIKey(t.Context(), "made", cardvault.AllScopes(), &cardvault.APIKeyOptions{Creator: root.ID})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if i%10 == 0 {
-					mu.Lock()
-					texts = append(texts, k.Text.Text())
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	makers.Wait()
-	noErr(t, v.DeleteAPIKey(t.Context(), root.ID))
-	return append(texts, root.Text.Text())
 }
 
 // stored returns the number of records of a kind.
