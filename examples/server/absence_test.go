@@ -44,27 +44,26 @@ func TestAbsence(t *testing.T) {
 	h.misplace()
 	last := h.token("left to expire, the last request")
 	<-time.After(codeTTL + time.Second)
+	// Which signal has saved registers amid a copy is chance: more do on a busy machine.
+	h.ask(syscall.SIGUSR1, "registers overwritten", 1)
 	s := newSearch(append(h.all, h.mark))
-	h.expectInProcess(strayCodes, strayCards, "memory, 1 s after their time", s.inMemory(t, h.Process.Pid))
+	h.expectInProcess(0, strayCards, "memory, 1 s after their time", s.inMemory(t, h.Process.Pid))
 	t.Run("core", func(t *testing.T) {
 		if _, err := exec.LookPath("gcore"); err != nil {
 			t.Skip("gcore is not installed")
 		}
-		h.expectInProcess(strayCodes, strayCards, "core dump", s.inCore(t, h.Process.Pid))
+		h.expectInProcess(0, strayCards, "core dump", s.inCore(t, h.Process.Pid))
 	})
 	if answer := h.send(200, h.request("GET", last+"/security-code", "")); answer["security_code_available"] != false {
 		t.Errorf("the expired security code of a token: %v", answer)
 	}
 	h.client.CloseIdleConnections()
 	h.provider.CloseClientConnections()
-	// A code that is really kept is found every time. A register saved at the wrong moment
-	// is not, once the server has worked: one run in a few finds one the first time.
+	// A code that is really kept is found every time. One in memory that is free is not, once
+	// the server has worked.
 	var left *remains
-	for round, collect := range []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGUSR2} {
-		if err := h.Process.Signal(collect); err != nil {
-			t.Fatal(err)
-		}
-		h.stderr.wait(t, "garbage collected", round+1)
+	for round := range 3 {
+		h.ask(syscall.SIGUSR2, "garbage collected", round+1)
 		if left = s.inMemory(t, h.Process.Pid); len(left.found(h.code)) == 0 {
 			break
 		}
@@ -106,11 +105,9 @@ func TestAbsence(t *testing.T) {
 const (
 	codeTTL = 5 * time.Second
 
-	// The numbers of codes and cards allowed in memory. One may be in a vector register of
-	// a thread that has copied nothing since, or where a signal has saved it. A card may
-	// also be where a hash has left it on a stack. About one run in twenty finds a code,
-	// one in ten a card.
-	strayCodes, strayCards = 1, 2
+	// The number of cards allowed in memory: where a hash has left one on a stack. One run in
+	// ten finds one.
+	strayCards = 2
 )
 
 // A hunt is a server, and the canaries sent to it.
@@ -177,6 +174,15 @@ func startHunt(t *testing.T) *hunt {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// ask sends the server a signal and waits until it has logged so many times that it did as told.
+func (h *hunt) ask(to os.Signal, done string, times int) {
+	h.t.Helper()
+	if err := h.Process.Signal(to); err != nil {
+		h.t.Fatal(err)
+	}
+	h.stderr.wait(h.t, done, times)
 }
 
 func (h *hunt) request(method, path, body string) *http.Request {

@@ -21,8 +21,8 @@ import (
 
 // instrument makes this the server that a test searches for values it must not keep. Its
 // payment provider is the test's, identifications end by the expiry of the card, it panics
-// over cards of a range, and it collects its garbage on SIGUSR1, after some work on
-// SIGUSR2.
+// over cards of a range, and signals have it overwrite its registers (SIGUSR1) or collect its
+// garbage after some work (SIGUSR2).
 func instrument(o *cardvault.Options) error {
 	provider, err := payone.New(os.Getenv("CARDVAULT_CANARY_PROVIDER"), nil)
 	if err != nil {
@@ -42,9 +42,12 @@ func instrument(o *cardvault.Options) error {
 
 	go func() {
 		for s := range asked {
-			if s == syscall.SIGUSR2 {
-				work()
+			if s == syscall.SIGUSR1 {
+				registers.Overwrite()
+				o.Logger.Info("registers overwritten")
+				continue
 			}
+			work()
 			runtime.GC()
 			runtime.GC() // what sync.Pool holds outlives one
 			o.Logger.Info("garbage collected")

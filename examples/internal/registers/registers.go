@@ -5,11 +5,15 @@
 package registers
 
 import (
+	"fmt"
 	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // threads are more than a process of the tests has at once.
@@ -24,6 +28,9 @@ func Overwrite() {
 	for range 2 { // a processor may come late, and interrupt nothing the first time
 		ofInterrupted()
 	}
+	for range 2 { // the second signal to a thread waits for the first
+		ofWaiting()
+	}
 }
 
 // ofThreads has each goroutine keep a thread to itself until all have one, threads at rest included,
@@ -33,6 +40,7 @@ func ofThreads() {
 	have.Add(threads)
 	for range threads {
 		group.Go(func() {
+			time.Sleep(time.Millisecond) // so the thread that waits for the network runs it
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			have.Done()
@@ -40,9 +48,8 @@ func ofThreads() {
 			from, to := make([]byte, 512), make([]byte, 512)
 			for range 100 {
 				clearVectors(from, to)
-				// SIGURG asks the runtime for nothing when it wants no preemption.
-				if _, _, errno := syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(syscall.SIGURG)); errno != 0 {
-					panic(errno)
+				if err := interrupt(syscall.Gettid()); err != nil {
+					panic(err)
 				}
 			}
 		})
@@ -67,6 +74,45 @@ func ofInterrupted() {
 		})
 	}
 	group.Wait()
+}
+
+// ofWaiting interrupts every thread: no goroutine can keep one that waits for the network or
+// for a signal, or that the runtime has just put to rest. The present registers of a thread
+// overwrite earlier ones, which a signal put on its stack.
+func ofWaiting() {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		panic(err)
+	}
+	for _, task := range tasks {
+		id, err := strconv.Atoi(task.Name())
+		if err == nil && interrupt(id) == nil { // otherwise it has ended
+			for isPending(id) {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+}
+
+// isPending reports whether a thread has a signal before it: see proc_pid_status(5).
+func isPending(thread int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/status", thread))
+	if err != nil {
+		return false // it has ended
+	}
+	_, mask, _ := strings.Cut(string(status), "SigPnd:\t")
+	mask, _, _ = strings.Cut(mask, "\n")
+	return strings.Trim(mask, "0") != ""
+}
+
+// interrupt sends a signal to a thread. SIGURG asks the runtime for nothing when it wants no
+// preemption.
+func interrupt(thread int) error {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(thread), uintptr(syscall.SIGURG))
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // clearVectors copies zeros: 256 bytes go through other registers than more do.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cardvault/cardvault/internal/discreet"
 	"github.com/cardvault/cardvault/internal/egress"
+	"github.com/cardvault/cardvault/internal/erase"
 )
 
 const (
@@ -46,6 +47,8 @@ func (s *source) Read(p []byte) (int, error) {
 	if s.buffer == nil { // the head of an answer is read first, so it is the whole buffer
 		s.buffer = p
 	}
+	// The goroutine may leave its thread here, which has copied the bytes read before.
+	erase.Registers()
 	n, err := s.Conn.Read(p[:min(len(p), s.left)])
 	s.left -= n
 	return n, err
