@@ -217,7 +217,23 @@ func (c *cli) merchants() *cobra.Command {
 		}
 		return nil
 	})
-	return group("merchants", "Make and list merchants, and their payment secrets", create, all, rotate)
+
+	revoke := &cobra.Command{
+		Use: "revoke-previous-secret ID", Short: "Revoke the secrets of a merchant before the newest one", Args: cobra.ExactArgs(1),
+		Long: "Revoke-previous-secret ends the payment secrets of a merchant before the newest one at once, and the newest is used from then on.\n\n" +
+			"If a secret has leaked: rotate-secret, give the new one to the merchant, and revoke the previous one. A merchant with one secret keeps it.",
+	}
+	c.within(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
+		id, err := parseID(args[0])
+		if err != nil {
+			return misuseError{fmt.Errorf("ID %w", err)}
+		}
+		if err := v.RevokePreviousPaymentSecret(ctx, account, id); err != nil {
+			return err
+		}
+		return c.show(object{"id": id, "previous_revoked": true}, "The newest secret is the only one.\n")
+	})
+	return group("merchants", "Make and list merchants, and their payment secrets", create, all, rotate, revoke)
 }
 
 func keyObject(k *cardvault.APIKey) object {

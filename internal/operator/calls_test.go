@@ -159,6 +159,16 @@ func TestMakes(t *testing.T) {
 	if all, err := c.Merchants(t.Context(), a.ID); err != nil || len(all) != 2 || all[1].ID != m.ID || len(all[1].Secrets) != 1 || all[1].Secrets[0].KeyID != s.KeyID {
 		t.Errorf("merchants %+v, %v", all, err)
 	}
+	next, err := c.RotatePaymentSecret(t.Context(), a.ID, m.ID)
+	if err == nil {
+		err = c.RevokePreviousPaymentSecret(t.Context(), a.ID, m.ID)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Merchants(t.Context(), a.ID); err != nil || len(all[1].Secrets) != 1 || all[1].Secrets[0].KeyID != next.KeyID || all[1].Secrets[0].ActivateAt.After(time.Now()) {
+		t.Errorf("with one secret, in use: %+v, %v", all[1].Secrets, err)
+	}
 	k, err := c.CreateAPIKey(t.Context(), a.ID, "till", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)

@@ -332,6 +332,11 @@ func (c *Client) RevokePaymentSecret(ctx context.Context, account, merchant uuid
 	return c.call(ctx, &request{Call: "revoke-secret", Account: account, ID: merchant, KeyID: keyID}, reply{})
 }
 
+// RevokePreviousPaymentSecret is [cardvault.Vault.RevokePreviousPaymentSecret] of an account.
+func (c *Client) RevokePreviousPaymentSecret(ctx context.Context, account, merchant uuid.UUID) error {
+	return c.call(ctx, &request{Call: "revoke-previous-secret", Account: account, ID: merchant}, reply{})
+}
+
 // CreateAPIKey is [cardvault.Vault.CreateAPIKey] of an account.
 func (c *Client) CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error) {
 	if opts == nil {

@@ -368,6 +368,9 @@ var calls = map[string]method{
 	"revoke-secret": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		return nil, v.RevokePaymentSecret(ctx, r.Account, r.ID, r.KeyID)
 	},
+	"revoke-previous-secret": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
+		return nil, v.RevokePreviousPaymentSecret(ctx, r.Account, r.ID)
+	},
 	"create-key": func(ctx context.Context, v Vault, r *request, _ *answer) (any, error) {
 		if r.Key == nil {
 			r.Key = new(newKey)

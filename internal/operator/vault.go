@@ -39,6 +39,7 @@ type Vault interface {
 	APIKeys(ctx context.Context, account uuid.UUID) ([]*cardvault.APIKey, error)
 
 	RevokePaymentSecret(ctx context.Context, account, merchant uuid.UUID, keyID string) error
+	RevokePreviousPaymentSecret(ctx context.Context, account, merchant uuid.UUID) error
 	CreateMerchant(ctx context.Context, account uuid.UUID, name string) (*cardvault.Merchant, error)
 	RotatePaymentSecret(ctx context.Context, account, merchant uuid.UUID) (*cardvault.PaymentSecret, error)
 	CreateAPIKey(ctx context.Context, account uuid.UUID, label string, scopes []cardvault.Scope, opts *cardvault.APIKeyOptions) (*cardvault.APIKey, error)
@@ -114,6 +115,11 @@ func (l Local) RotatePaymentSecret(ctx context.Context, account, merchant uuid.U
 // RevokePaymentSecret implements Vault.
 func (l Local) RevokePaymentSecret(ctx context.Context, account, merchant uuid.UUID, keyID string) error {
 	return l.of(account).RevokePaymentSecret(ctx, merchant, keyID)
+}
+
+// RevokePreviousPaymentSecret implements Vault.
+func (l Local) RevokePreviousPaymentSecret(ctx context.Context, account, merchant uuid.UUID) error {
+	return l.of(account).RevokePreviousPaymentSecret(ctx, merchant)
 }
 
 // APIKeys implements Vault.
