@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,9 @@ import (
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/google/uuid"
 )
+
+// file is the path of a file, which is the same for every client.
+var file = regexp.MustCompile(`^/(openapi\.(yaml|json)|sdk/v1/[\w.-]+)$`)
 
 // TestAuditRoutes: every route has an operation in the audit log, and every refused request
 // one record. A new route needs an entry in operations.
@@ -40,8 +44,8 @@ func TestAuditRoutes(t *testing.T) {
 		for method, e := range r.methods {
 			c := &call{endpoint: e, route: &r}
 			operation := c.operation()
-			switch file := e.public && operation == "request"; {
-			case file:
+			switch {
+			case operation == "request" && (method == "OPTIONS" || method == "GET" && file.MatchString(r.pattern())):
 				continue
 			case operation == "request":
 				t.Errorf("%s %s has no operation", method, r.pattern())
