@@ -98,12 +98,8 @@ func TestManyLocks(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- act(s) }()
 			waits(t, p, "relation")
-			began := time.Now()
-			if err := put(other, record(-1)); err != nil {
+			if err := put(other, record(-1)); err != nil { // before the lock is released
 				t.Errorf("concurrent Update = %v", err)
-			}
-			if took := time.Since(began); took > 15*time.Second {
-				t.Errorf("a concurrent Update took %v", took)
 			}
 			release()
 			if err := <-done; err != nil {

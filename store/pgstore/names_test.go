@@ -52,17 +52,13 @@ func TestNamesOfLocks(t *testing.T) {
 			}
 		}
 	}
-	began := time.Now()
-	if err := put(s, record(1), record(2)); err != nil {
+	if err := put(s, record(1), record(2)); err != nil { // the stranger lets go of no lock
 		t.Errorf("Update = %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := pgstore.Migrate(ctx, p, &pgstore.Options{Schema: name}); err != nil {
 		t.Errorf("Migrate = %v", err)
-	}
-	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("that took %v", took)
 	}
 	for _, grant := range []string{"", "GRANT USAGE ON SCHEMA " + pgx.Identifier{name}.Sanitize() + " TO stranger"} {
 		if _, err := p.Exec(t.Context(), grant); err != nil {

@@ -445,8 +445,9 @@ func TestMachineDies(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	check(t, s, 2, 1)
-	if took := time.Since(began); took < time.Second || took > 30*time.Second {
-		t.Errorf("another Update took %v", took)
+	took := time.Since(began)
+	if t.Logf("another Update waited for %v", took); took < time.Second {
+		t.Error("it has not waited for a lock of the machine that died")
 	}
 }
 

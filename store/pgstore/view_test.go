@@ -78,7 +78,6 @@ func TestDamaged(t *testing.T) {
 		}
 		fresh := open(t, p, name) // remembers nothing
 		connections := p.Stat().NewConnsCount()
-		began := time.Now()
 		for what, err := range map[string]error{
 			"Get":    fresh.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(0)); return err }),
 			"both":   fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); _, err := tx.Get(kind, id(0)); return err }),
@@ -98,9 +97,6 @@ func TestDamaged(t *testing.T) {
 		})
 		if err != nil {
 			t.Errorf("List after %s = %v", damage, err)
-		}
-		if took := time.Since(began); took > 15*time.Second {
-			t.Errorf("that took %v", took)
 		}
 		if made := p.Stat().NewConnsCount() - connections; made > 3 {
 			t.Errorf("%d connections were made for it", made)
