@@ -69,6 +69,9 @@ func readBody(r *http.Request, b *buffers, most int) ([]byte, error) {
 			b.body = grown
 		}
 
+		if len(b.body) > 0 { // the goroutine may wait, and leave its thread
+			erase.Registers()
+		}
 		n, err := r.Body.Read(b.body[len(b.body):cap(b.body)])
 		b.body = b.body[:len(b.body)+n]
 		switch {
