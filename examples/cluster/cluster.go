@@ -97,6 +97,7 @@ func (cl *cluster) open(ctx context.Context) (err error) {
 		Forward:         sandbox.Providers,
 		SecurityCodeTTL: c.securityCodeTTL,
 		SessionTTL:      c.sessionTTL,
+		UpdaterPeriod:   time.Hour,
 		Replicas:        c.replicas,
 		ClientAddr:      client,
 		Log:             cl.log,

@@ -91,8 +91,8 @@ type sandbox struct {
 func (s *sandbox) start(addr string) {
 	s.t.Helper()
 	s.said.Reset()
-	// A card that its scheme has replaced stays so: the account updater does not come meanwhile.
-	s.process = exec.Command(s.program, "-addr", addr, "-data", s.data, "-updater-period", "720h")
+	// A card that its scheme has replaced stays so: no account updater comes meanwhile.
+	s.process = exec.Command(s.program, "-addr", addr, "-data", s.data, "-updater-period", "0")
 	s.process.Stderr = &s.said
 	stdout, err := s.process.StdoutPipe()
 	if err != nil {

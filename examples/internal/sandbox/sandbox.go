@@ -5,7 +5,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"errors"
 	"log/slog"
 	"net"
@@ -49,7 +48,7 @@ type Options struct {
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
-	UpdaterPeriod   time.Duration // of the vault; 0: an hour, so that cards are submitted within minutes
+	UpdaterPeriod   time.Duration // of the vault, where an hour submits cards within minutes; 0: no account updater
 	Replicas        int           // of the vault on its store; 0: one
 
 	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
@@ -96,14 +95,13 @@ func (s *Sandbox) Close() error {
 
 // Vault returns the options of a vault in the sandbox.
 func (s *Sandbox) Vault() *cardvault.Options {
-	return &cardvault.Options{
+	opts := &cardvault.Options{
 		Mode:            cardvault.Sandbox,
 		Network:         s.opts.Network,
 		NetworkTimeout:  NetworkTimeout,
 		PPAN:            s.provider,
 		IDV:             s.opts.Network.IDV(),
-		Updater:         s.opts.Network.Updater(),
-		UpdaterPeriod:   cmp.Or(s.opts.UpdaterPeriod, time.Hour),
+		UpdaterPeriod:   s.opts.UpdaterPeriod,
 		BaseURL:         s.opts.BaseURL,
 		SecurityCodeTTL: s.opts.SecurityCodeTTL,
 		SessionTTL:      s.opts.SessionTTL,
@@ -114,6 +112,10 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		Audit:           &cardvault.AuditOptions{Sink: s.kept},
 		Logger:          s.opts.Log,
 	}
+	if s.opts.UpdaterPeriod != 0 {
+		opts.Updater = s.opts.Network.Updater()
+	}
+	return opts
 }
 
 // Handler returns the REST API of v with all that the sandbox has beside it. The
