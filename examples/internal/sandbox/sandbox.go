@@ -112,6 +112,7 @@ func (s *Sandbox) Vault() *cardvault.Options {
 		Audit:           &cardvault.AuditOptions{Sink: s.kept},
 		Logger:          s.opts.Log,
 	}
+
 	if s.opts.UpdaterPeriod != 0 {
 		opts.Updater = s.opts.Network.Updater()
 	}
