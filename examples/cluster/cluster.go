@@ -26,10 +26,6 @@ import (
 	"github.com/cardvault/cardvault/simnet"
 )
 
-// leaving is how long a replica without a proxy of its own takes requests after it has
-// stopped being ready, so that proxies notice.
-const leaving = time.Second
-
 // A cluster is some replicas in this process, with their proxy unless the one replica
 // has a listener of its own.
 type cluster struct {
@@ -277,7 +273,7 @@ func listenAgain(ctx context.Context, addr string) (l net.Listener, err error) {
 // of this process are answered.
 func (cl *cluster) leave(ctx context.Context, i int) {
 	cl.replicas[i].ready.Store(false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cl.config.leaving+shutdownTimeout)
 	defer cancel()
 	if cl.proxy != nil {
 		cl.proxy.replicas[i].drain(ctx)
@@ -286,14 +282,14 @@ func (cl *cluster) leave(ctx context.Context, i int) {
 		return
 	}
 	select {
-	case <-time.After(leaving):
+	case <-time.After(cl.config.leaving):
 	case <-ctx.Done():
 	}
 }
 
 // close finishes running requests and closes all resources.
 func (cl *cluster) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), cl.config.leaving+shutdownTimeout)
 	defer cancel()
 	var errs []error
 	if cl.server != nil {

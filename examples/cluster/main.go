@@ -25,7 +25,8 @@
 //	cluster -proxy http://10.0.0.1:8081,http://10.0.0.2:8081 -addr :8080
 //
 // Any other proxy will do, if it asks GET /ready of a replica more often than once a
-// second. The answer is 204, or 503 from a second before the replica stops taking requests.
+// second, or in -leaving. The answer is 204, or 503 from so long before the replica stops taking
+// requests.
 // A replica takes the last address of X-Forwarded-For for the client's: a proxy must append
 // the address that it sees, and only the proxy may reach the replicas. The list of events
 // on the page comes from the replica which happens to answer: each has only the events that
@@ -58,6 +59,7 @@ type config struct {
 	data, origins   string
 	securityCodeTTL time.Duration
 	sessionTTL      time.Duration
+	leaving         time.Duration // how long a replica without a proxy of its own takes requests after it has stopped being ready
 	logLevel        slog.Level
 }
 
@@ -77,6 +79,7 @@ func main() {
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
+	flag.DurationVar(&c.leaving, "leaving", time.Second, "how long a replica that stops takes requests with -listen, so that its proxy notices")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
 	if wrong := c.wrong(); wrong != "" {

@@ -47,7 +47,7 @@ func startFleet(t *testing.T) *fleet {
 // start starts a replica.
 func (f *fleet) start(t *testing.T, i int) {
 	t.Helper()
-	f.replicas[i] = startProcess(t, f.config.data, f.config.flags("-base-url", f.base, "-replicas", "3", "-listen", f.at[i], "-migrate=false")...)
+	f.replicas[i] = startProcess(t, f.config.data, f.config.flags("-base-url", f.base, "-replicas", "3", "-listen", f.at[i], "-migrate=false", "-leaving", "5s")...)
 }
 
 // await waits until the proxy has a replica.
