@@ -69,7 +69,7 @@ func openGolden(t *testing.T, dir string) *cardvault.Vault {
 	return v
 }
 
-// writeGoldenVault writes a vault anew, which nothing needs but a format that is not in testdata yet:
+// writeGoldenVault writes a vault anew, which only a format needs that is not in testdata yet:
 //
 //	GOLDEN=6 go test -run TestKeyringFormats .
 func writeGoldenVault(t *testing.T, format byte) {
@@ -131,16 +131,24 @@ func TestKeyringFormats(t *testing.T) {
 			noErr(t, err)
 			dir := t.TempDir()
 			noErr(t, os.WriteFile(filepath.Join(dir, "cardvault.db"), data, 0o600))
-			if stored := fieldsOf(storedKeyring(t, dir))[7]; !bytes.Equal(stored, []byte{format}) {
-				t.Fatalf("the keyring is of format %v", stored)
+			stored := func() []byte { return fieldsOf(storedKeyring(t, dir))[7] }
+			if is := stored(); g.Format != format || !bytes.Equal(is, []byte{format}) {
+				t.Fatalf("the keyring is of format %v", is)
 			}
 
 			v := openGolden(t, dir)
-			defer v.Close()
 			g.check(t, v)
 			_, err = v.RotateKeys(t.Context(), nil)
 			noErr(t, err)
 			g.check(t, v)
+			report, err := v.Verify(t.Context(), nil)
+			if err != nil || len(report.Problems) > 0 || report.Sums != (format == 5) {
+				t.Errorf("verified: %+v, %v", report, err)
+			}
+			noErr(t, v.Close())
+			if is := stored(); !bytes.Equal(is, []byte{format}) { // a program that does not know it goes on refusing it
+				t.Errorf("the keyring is of format %v after a rotation", is)
+			}
 		})
 	}
 }

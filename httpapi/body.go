@@ -100,6 +100,7 @@ func (b *buffers) drop(r *http.Request) {
 	for n, err := 0, error(nil); err == nil && n <= maxDrop; {
 		var m int
 		m, err = r.Body.Read(b.body[:cap(b.body)])
+		erase.Registers() // as in readBody
 		n += m
 	}
 }

@@ -219,8 +219,8 @@ func (c *cli) merchants() *cobra.Command {
 	})
 
 	revoke := &cobra.Command{
-		Use: "revoke-previous-secret ID", Short: "Revoke the secrets of a merchant before the newest one", Args: cobra.ExactArgs(1),
-		Long: "Revoke-previous-secret ends the payment secrets of a merchant before the newest one at once, and the newest is used from then on.\n\n" +
+		Use: "revoke-previous-secret ID", Short: "Revoke the previous payment secret of a merchant", Args: cobra.ExactArgs(1),
+		Long: "Revoke-previous-secret ends the payment secret of a merchant before the newest one, and the newest is used from then on.\n\n" +
 			"If a secret has leaked: rotate-secret, give the new one to the merchant, and revoke the previous one. A merchant with one secret keeps it.",
 	}
 	c.within(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
@@ -231,7 +231,7 @@ func (c *cli) merchants() *cobra.Command {
 		if err := v.RevokePreviousPaymentSecret(ctx, account, id); err != nil {
 			return err
 		}
-		return c.show(object{"id": id, "previous_revoked": true}, "The newest secret is the only one.\n")
+		return c.show(object{"merchant_id": id, "previous_revoked": true}, "No previous secret is left.\n")
 	})
 	return group("merchants", "Make and list merchants, and their payment secrets", create, all, rotate, revoke)
 }

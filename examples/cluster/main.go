@@ -24,13 +24,12 @@
 //	cluster -store … -codes … -data … -base-url http://vault.example -replicas 2 -listen :8081
 //	cluster -proxy http://10.0.0.1:8081,http://10.0.0.2:8081 -addr :8080
 //
-// Any other proxy will do, if it asks GET /ready of a replica more often than once a
-// second, or in -leaving. The answer is 204, or 503 from so long before the replica stops taking
-// requests.
+// Any other proxy will do, if it asks GET /ready of a replica more often than once in -leaving,
+// which is a second if not given. The answer is 204, or 503 for that long before the replica stops
+// taking requests.
 // A replica takes the last address of X-Forwarded-For for the client's: a proxy must append
 // the address that it sees, and only the proxy may reach the replicas. The list of events
 // on the page comes from the replica which happens to answer: each has only the events that
-// it has passed on.
 // it has passed on.
 package main
 
@@ -109,6 +108,8 @@ func (c *config) wrong() string {
 		return "-store and -codes are required"
 	case c.replicas < 1 || c.replicas > 100:
 		return "-replicas must be 1 to 100"
+	case c.leaving < 0 || c.leaving > time.Minute:
+		return "-leaving must be at most 1m"
 	case (c.listen != "" || c.setup) && (c.store == "memory" || c.codes == "memory"):
 		return "other processes cannot reach a store or cache in memory"
 	case c.setup && (c.baseURL == "" || c.listen != ""):

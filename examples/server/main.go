@@ -64,7 +64,7 @@ func main() {
 	flag.StringVar(&c.forward, "forward", sandbox.Providers, "comma-separated `URLs` on this machine to which cards may be forwarded")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
-	flag.DurationVar(&c.updaterPeriod, "updater-period", time.Hour, "how often a card is submitted to the account updater, at least 1h; 0: there is none")
+	flag.DurationVar(&c.updaterPeriod, "updater-period", time.Hour, "how often a card is submitted to the account updater, at least 1h; 0 for no account updater, and so no reports")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
 	if flag.NArg() > 0 {

@@ -32,6 +32,7 @@ type erasing struct{ net.Conn }
 // flushed, and after an error it writes nothing more, so the rest of an incomplete
 // write is erased too. Above TLS this is the plain text, which crypto/tls encrypts in place.
 func (c erasing) Write(p []byte) (int, error) {
+	erase.Registers() // p was copied, and the goroutine may leave its thread below
 	defer func() {
 		clear(p)
 		erase.Registers()

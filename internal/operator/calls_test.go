@@ -167,7 +167,7 @@ func TestMakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all, err := c.Merchants(t.Context(), a.ID); err != nil || len(all[1].Secrets) != 1 || all[1].Secrets[0].KeyID != next.KeyID || all[1].Secrets[0].ActivateAt.After(time.Now()) {
-		t.Errorf("with one secret, in use: %+v, %v", all[1].Secrets, err)
+		t.Errorf("with one secret, in use: %+v, %v", all, err)
 	}
 	k, err := c.CreateAPIKey(t.Context(), a.ID, "till", []cardvault.Scope{cardvault.ScopeTokensRead}, &cardvault.APIKeyOptions{TTL: time.Hour})
 	if err != nil {
@@ -179,8 +179,8 @@ func TestMakes(t *testing.T) {
 	if all, err := c.APIKeys(t.Context(), a.ID); err != nil || len(all) != 1 || all[0].ID != k.ID || !all[0].Text.IsZero() || all[0].ExpiresAt.IsZero() {
 		t.Errorf("keys %+v, %v", all, err)
 	}
-	for _, secret := range []string{k.Text.Text(), s.Secret.Text()} {
-		if text := log.String(); !strings.Contains(text, "create-key") || strings.Contains(text, secret) {
+	for _, secret := range []string{k.Text.Text(), s.Secret.Text(), next.Secret.Text()} {
+		if text := log.String(); !strings.Contains(text, "create-key") || !strings.Contains(text, "revoke-previous-secret") || strings.Contains(text, secret) {
 			t.Errorf("the log has %s", text)
 		}
 	}
@@ -190,6 +190,9 @@ func TestMakes(t *testing.T) {
 	}
 	if _, err := c.RotatePaymentSecret(t.Context(), a.ID, uuid.New()); !errors.Is(err, cardvault.ErrNotFound) {
 		t.Errorf("a secret of an unknown merchant: %v", err)
+	}
+	if err := c.RevokePreviousPaymentSecret(t.Context(), a.ID, uuid.New()); !errors.Is(err, cardvault.ErrNotFound) {
+		t.Errorf("the previous secret of an unknown merchant: %v", err)
 	}
 	if _, err := c.CreateMerchant(t.Context(), uuid.New(), "books"); !errors.Is(err, cardvault.ErrNotFound) {
 		t.Errorf("a merchant of an unknown account: %v", err)

@@ -430,7 +430,6 @@ func TestMachineDies(t *testing.T) {
 	s, dead := open(t, direct, name), open(t, tapped(t, server, dies), name)
 	check(t, dead, 0, 1)
 	dies.armed.Store(true)
-	began := time.Now()
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer close(end)
@@ -444,6 +443,7 @@ func TestMachineDies(t *testing.T) {
 	for dies.armed.Load() {
 		<-time.After(time.Millisecond)
 	}
+	began := time.Now()
 	check(t, s, 2, 1)
 	took := time.Since(began)
 	if t.Logf("another Update waited for %v", took); took < time.Second {

@@ -78,10 +78,16 @@ func TestDamaged(t *testing.T) {
 		}
 		fresh := open(t, p, name) // remembers nothing
 		connections := p.Stat().NewConnsCount()
+		attempts := 0
+		get := func(tx store.ReadTx) error {
+			attempts++
+			_, err := tx.Get(kind, id(0))
+			return err
+		}
 		for what, err := range map[string]error{
-			"Get":    fresh.View(t.Context(), func(tx store.ReadTx) error { _, err := tx.Get(kind, id(0)); return err }),
-			"both":   fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); _, err := tx.Get(kind, id(0)); return err }),
-			"Update": fresh.Update(context.Background(), func(tx store.Tx) error { _, err := tx.Get(kind, id(0)); return err }),
+			"Get":    fresh.View(t.Context(), func(tx store.ReadTx) error { return get(tx) }),
+			"both":   fresh.View(t.Context(), func(tx store.ReadTx) error { _, _ = tx.Get(kind, id(1)); return get(tx) }),
+			"Update": fresh.Update(context.Background(), func(tx store.Tx) error { return get(tx) }),
 		} {
 			if !errors.Is(err, store.ErrDamaged) || errors.Is(err, store.ErrUnavailable) {
 				t.Errorf("%s after %s = %v, want ErrDamaged", what, damage, err)
@@ -97,6 +103,9 @@ func TestDamaged(t *testing.T) {
 		})
 		if err != nil {
 			t.Errorf("List after %s = %v", damage, err)
+		}
+		if attempts != 3 {
+			t.Errorf("%d attempts", attempts)
 		}
 		if made := p.Stat().NewConnsCount() - connections; made > 3 {
 			t.Errorf("%d connections were made for it", made)

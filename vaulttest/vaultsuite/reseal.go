@@ -2,6 +2,7 @@ package vaultsuite
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -242,7 +243,11 @@ func resealed(t *testing.T, s store.Store) {
 	}
 }
 
-// reports checks the records of each kind that a report counts in each term.
+// namesake has the kinds that a report counts under the name of another.
+var namesake = map[store.Kind]store.Kind{14: 13, 16: 15, 25: 11, 27: 21}
+
+// reports checks how many records a report counts in each term: of tokens, and of other kinds, whose
+// names are not compared.
 func reports(t testing.TB, v *cardvault.Vault, want ...map[store.Key]*store.Record) {
 	t.Helper()
 	report := must(v.KeyReport(t.Context()))(t)
@@ -254,10 +259,9 @@ func reports(t testing.TB, v *cardvault.Vault, want ...map[store.Key]*store.Reco
 		sealed := map[store.Kind]int64{}
 		for key, r := range want[i] {
 			if len(r.Shown)+len(r.Secret) > 0 {
-				sealed[key.Kind]++
+				sealed[cmp.Or(namesake[key.Kind], key.Kind)]++
 			}
 		}
-		// The names of kinds are the report's own.
 		counts, got := slices.Sorted(maps.Values(sealed)), slices.Sorted(maps.Values(term.Records))
 		if !slices.Equal(got, counts) && !(i == 1 && want[1] == nil) || term.Records["token"] != sealed[5] {
 			t.Errorf("term %d has %v, want %v", term.Number, term.Records, sealed)

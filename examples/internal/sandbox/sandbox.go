@@ -48,7 +48,7 @@ type Options struct {
 
 	SecurityCodeTTL time.Duration // of the vault; 0: its default
 	SessionTTL      time.Duration // of the vault; 0: its default
-	UpdaterPeriod   time.Duration // of the vault, where an hour submits cards within minutes; 0: no account updater
+	UpdaterPeriod   time.Duration // of the vault; 0: it has no account updater
 	Replicas        int           // of the vault on its store; 0: one
 
 	// ClientAddr finds the client behind a proxy. If nil, it is who is connected.
