@@ -331,9 +331,9 @@ func (cl *cluster) close() error {
 }
 
 // runProxy is a process that is only a proxy.
-func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Logger) error {
+func runProxy(ctx context.Context, c *config, log *slog.Logger) error {
 	var urls []*url.URL
-	for _, r := range replicas {
+	for r := range strings.SplitSeq(c.proxy, ",") {
 		u, err := url.Parse(r)
 		if err != nil || u.Scheme != "http" || u.Host == "" {
 			return errors.New("-proxy takes http URLs")
@@ -341,12 +341,13 @@ func runProxy(ctx context.Context, addr string, replicas []string, log *slog.Log
 		urls = append(urls, u)
 	}
 
-	l, err := net.Listen("tcp", addr)
+	l, err := net.Listen("tcp", c.addr)
 	if err != nil {
 		return err
 	}
 
 	p := newProxy(urls, nil, log)
+	p.probeWithin = c.probeWithin
 	server := sandbox.Server(p, log)
 	log.Info("the proxy accepts requests", "at", l.Addr())
 	served := make(chan error, 1)

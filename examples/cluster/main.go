@@ -42,7 +42,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -58,6 +57,7 @@ type config struct {
 	data, origins   string
 	securityCodeTTL time.Duration
 	sessionTTL      time.Duration
+	probeWithin     time.Duration // how long a replica may take to tell a proxy that it accepts requests
 	leaving         time.Duration // how long a replica without a proxy of its own takes requests after it has stopped being ready
 	logLevel        slog.Level
 }
@@ -78,6 +78,7 @@ func main() {
 	flag.StringVar(&c.origins, "origins", sandbox.Shops, "comma-separated `origins` whose pages may enter cards")
 	flag.DurationVar(&c.securityCodeTTL, "security-code-ttl", 10*time.Minute, "how long a security code is kept")
 	flag.DurationVar(&c.sessionTTL, "session-ttl", 15*time.Minute, "how long a session lives")
+	flag.DurationVar(&c.probeWithin, "probe-within", time.Second, "how long a replica may take to tell -proxy that it accepts requests")
 	flag.DurationVar(&c.leaving, "leaving", time.Second, "how long a replica that stops takes requests with -listen, so that its proxy notices")
 	flag.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	flag.Parse()
@@ -102,6 +103,8 @@ func (c *config) wrong() string {
 	switch {
 	case flag.NArg() > 0:
 		return "takes flags only, no arguments"
+	case c.probeWithin <= 0:
+		return "-probe-within must be positive"
 	case c.proxy != "":
 		return ""
 	case c.store == "" || c.codes == "":
@@ -117,13 +120,14 @@ func (c *config) wrong() string {
 	case c.securityCodeTTL == 0 || c.sessionTTL == 0: // which would be the defaults
 		return "-security-code-ttl and -session-ttl must not be 0"
 	}
+
 	return ""
 }
 
 func run(ctx context.Context, c config, restart <-chan os.Signal, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))
 	if c.proxy != "" {
-		return runProxy(ctx, c.addr, strings.Split(c.proxy, ","), log)
+		return runProxy(ctx, &c, log)
 	}
 
 	cl, err := open(ctx, &c, log)

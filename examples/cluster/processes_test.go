@@ -38,7 +38,7 @@ func startFleet(t *testing.T) *fleet {
 		f.at[i] = realtest.Address(t)
 		f.start(t, i)
 	}
-	f.proxy = startProcess(t, "", "-proxy", fmt.Sprintf("http://%s,http://%s,http://%s", f.at[0], f.at[1], f.at[2]), "-addr", f.base[len("http://"):])
+	f.proxy = startProcess(t, "", "-proxy", fmt.Sprintf("http://%s,http://%s,http://%s", f.at[0], f.at[1], f.at[2]), "-addr", f.base[len("http://"):], "-probe-within", "1m")
 	f.proxy.read(t, f.config.data)
 	f.await(t)
 	return f
@@ -154,7 +154,7 @@ func TestKilled(t *testing.T) {
 		})
 	}
 	for tries := 1; !asks(); tries++ {
-		if tries == 10 {
+		if tries == 60 {
 			t.Fatal("no request is in progress when the replica should be killed")
 		}
 		f.replicas[0].signal(t, syscall.SIGCONT)

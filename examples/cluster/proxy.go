@@ -24,7 +24,6 @@ const (
 	dialTimeout   = 2 * time.Second
 	answerTimeout = time.Minute // longer than replicas take
 	probeEvery    = 100 * time.Millisecond
-	probeWithin   = time.Second
 
 	// readyPath reports whether a replica accepts requests, and whether a proxy has a replica
 	// that does. It is not part of the API.
@@ -43,6 +42,8 @@ type proxy struct {
 	replicas  []*upstream
 	turn      atomic.Uint64
 	transport *http.Transport // of probes
+
+	probeWithin time.Duration // how long a replica may take to say that it accepts requests
 }
 
 // newProxy returns a proxy for replicas at some URLs, none of them ready yet. dial makes
@@ -52,7 +53,7 @@ func newProxy(at []*url.URL, dial func(ctx context.Context, network, addr string
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
 
-	p := &proxy{log: log, transport: &http.Transport{
+	p := &proxy{log: log, probeWithin: time.Second, transport: &http.Transport{
 		DialContext:           dial,
 		ResponseHeaderTimeout: answerTimeout,
 		DisableCompression:    true,
@@ -186,7 +187,7 @@ func (p *proxy) closeIdle() {
 
 // probe asks a replica whether it takes requests.
 func (p *proxy) probe(ctx context.Context, u *upstream) bool {
-	ctx, cancel := context.WithTimeout(ctx, probeWithin)
+	ctx, cancel := context.WithTimeout(ctx, p.probeWithin)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.url.JoinPath(readyPath).String(), nil)
 	if err != nil {

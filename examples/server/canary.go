@@ -29,7 +29,7 @@ func instrument(o *cardvault.Options) error {
 		return err
 	}
 
-	o.PPAN, o.PPANTimeout = provider, 2*time.Second
+	o.PPAN, o.PPANTimeout = provider, 10*time.Second
 	o.IDV = verifier{}
 	o.BIN = explosive(os.Getenv("CARDVAULT_CANARY_PANIC"))
 

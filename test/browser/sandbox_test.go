@@ -184,6 +184,9 @@ const overhear = `{
 	}
 }`
 
+// toRead is for how many milliseconds the page shows a toast.
+const toRead = 2500
+
 // tab opens an empty tab with a width. Polling runs ten times as fast in it.
 func (s *sandbox) tab(width int64) *tab {
 	s.t.Helper()
@@ -199,7 +202,7 @@ func (s *sandbox) tab(width int64) *tab {
 	}
 	p.observe(ctx)
 	p.size(width, 1)
-	call(&p.world, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: overhear + openRoots + p.script(hurry, []any{[]int{1000, 2000}})})
+	call(&p.world, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: overhear + openRoots + p.script(hurry, []any{[]int{1000, 2000}, []int{toLoad, toRead}})})
 	s.t.Cleanup(p.check)
 	return p
 }
@@ -348,11 +351,17 @@ func (s *sandbox) testEntered() {
 	id := p.await("success").TokenID
 	p.text("#entry-status", "Card stored.")
 	p.pills(id, "active,code available")
-	want(&p.world, "pending,active", `states.join()`)
+	// The scheme takes two seconds, in which a browser on a busy machine may not look.
+	states := eval[string](&p.world, `states.join()`)
+	if states != "pending,active" && states != "active" {
+		s.t.Errorf("the token was shown as %s", states)
+	}
 	p.text("#token-"+id, "411111******0013")
 	p.text("#event-list", "token.created")
 	p.text("#event-list", "token.updated")
-	want(&p.world, "The network token of 411111******0013 is active.", `document.querySelector("#announcement").textContent`)
+	if states != "active" {
+		want(&p.world, "The network token of 411111******0013 is active.", `document.querySelector("#announcement").textContent`)
+	}
 	want(&p.world, "1", `document.querySelector("#token-count").textContent`)
 	// The next card can be entered.
 	p.await("ready")

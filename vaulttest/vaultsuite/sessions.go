@@ -149,8 +149,10 @@ func ephemeral(t testing.TB, v *cardvault.Vault, n int, ttl time.Duration) *card
 	return must(v.Tokenize(t.Context(), id.ID, testCard(n)))(t)
 }
 
-func lapse(t *testing.T, s store.Store) {
-	const life = 4 * time.Second // longer than the calls before take on a slow machine
+func lapse(t *testing.T, s store.Store) { inBubble(t, s, lapseOn) }
+
+func lapseOn(t *testing.T, s store.Store) {
+	const life = 4 * time.Second
 	v, ctx := vaultOn(t, s, nil), t.Context()
 	keep := importCard(t, v, testCard(0), nil)
 	known := importCard(t, v, testCard(1), &cardvault.ImportOptions{BusinessKey: canary})
