@@ -18,7 +18,6 @@ var sessionBehaviours = []behaviour{
 	{"Session", sessionUse},
 	{"SessionRace", sessionRace},
 	{"SessionKeyRace", sessionKeyRace},
-	{"Lapse", lapse},
 	{"LapseInRun", lapseInRun},
 }
 

@@ -24,6 +24,7 @@ func timeBehaviours() []behaviour {
 		return nil
 	}
 	return []behaviour{
+		{"Lapse", lapse},
 		{"RenewalKilled", renewalKilled},
 		{"RenewalFeedDown", renewalFeedDown},
 		{"RetireTerm", retired},

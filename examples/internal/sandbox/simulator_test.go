@@ -25,7 +25,7 @@ func TestReports(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		around := &Sandbox{opts: Options{Network: sim, Log: slog.New(slog.DiscardHandler)}, recent: new(events), kept: Checkpoints(t.TempDir())}
+		around := &Sandbox{opts: Options{Network: sim, UpdaterPeriod: time.Hour, Log: slog.New(slog.DiscardHandler)}, recent: new(events), kept: Checkpoints(t.TempDir())}
 		options := around.Vault()
 		options.PPAN, options.Webhooks = nil, nil // they reach out of the bubble
 		keys, err := cardvault.KeyBytes(make([]byte, cardvault.KeySize))
