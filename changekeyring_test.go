@@ -686,24 +686,22 @@ func unpackFormat1(t *testing.T, name string) (dir string, f *format1) {
 		f.Tokens[id] = fp
 	}
 
-	packed, err := os.Open(filepath.Join("testdata", "format1", name+".db.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	return unpacked(t, filepath.Join("testdata", "format1", name+".db.gz")), f
+}
+
+// unpacked makes a folder with a vault, of which a file is the compressed store.
+func unpacked(t *testing.T, name string) (dir string) {
+	t.Helper()
+	packed, err := os.Open(name)
+	noErr(t, err)
 	defer packed.Close()
 	r, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, err)
 	data, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, err)
 	dir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "cardvault.db"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir, f
+	noErr(t, os.WriteFile(filepath.Join(dir, "cardvault.db"), data, 0o600))
+	return dir
 }
 
 // check reads all of the vault.

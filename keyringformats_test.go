@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -122,15 +121,7 @@ func TestKeyringFormats(t *testing.T) {
 			text, err := os.ReadFile(goldenName(format, "json"))
 			noErr(t, err)
 			noErr(t, json.Unmarshal(text, &g))
-			packed, err := os.Open(goldenName(format, "db.gz"))
-			noErr(t, err)
-			defer packed.Close()
-			r, err := gzip.NewReader(packed)
-			noErr(t, err)
-			data, err := io.ReadAll(r)
-			noErr(t, err)
-			dir := t.TempDir()
-			noErr(t, os.WriteFile(filepath.Join(dir, "cardvault.db"), data, 0o600))
+			dir := unpacked(t, goldenName(format, "db.gz"))
 			stored := func() []byte { return fieldsOf(storedKeyring(t, dir))[7] }
 			if is := stored(); g.Format != format || !bytes.Equal(is, []byte{format}) {
 				t.Fatalf("the keyring is of format %v", is)

@@ -38,6 +38,17 @@ func (c *cli) within(cmd *cobra.Command, do func(context.Context, operator.Vault
 	return cmd
 }
 
+// withinOn returns a command on an object of an account, whose id is its argument.
+func (c *cli) withinOn(cmd *cobra.Command, do func(ctx context.Context, v operator.Vault, account, id uuid.UUID) error) *cobra.Command {
+	return c.within(cmd, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
+		id, err := parseID(args[0])
+		if err != nil {
+			return misuseError{fmt.Errorf("ID %w", err)}
+		}
+		return do(ctx, v, account, id)
+	})
+}
+
 // accountOf returns the account of a flag, zero for the first account.
 func accountOf(flag string) (uuid.UUID, error) {
 	if flag == "" {
@@ -202,11 +213,7 @@ func (c *cli) merchants() *cobra.Command {
 		Use: "rotate-secret ID", Short: "Make a payment secret for a merchant, and print it once", Args: cobra.ExactArgs(1),
 		Long: "Rotate-secret makes a payment secret for a merchant and prints it, once. The first one is used at once, a later one after a day.",
 	}
-	c.within(rotate, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
-		id, err := parseID(args[0])
-		if err != nil {
-			return misuseError{fmt.Errorf("ID %w", err)}
-		}
+	c.withinOn(rotate, func(ctx context.Context, v operator.Vault, account, id uuid.UUID) error {
 		s, err := v.RotatePaymentSecret(ctx, account, id)
 		if err != nil {
 			return err
@@ -223,11 +230,7 @@ func (c *cli) merchants() *cobra.Command {
 		Long: "Revoke-previous-secret ends the payment secret of a merchant before the newest one, and the newest is used from then on.\n\n" +
 			"If a secret has leaked: rotate-secret, give the new one to the merchant, and revoke the previous one. A merchant with one secret keeps it.",
 	}
-	c.within(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
-		id, err := parseID(args[0])
-		if err != nil {
-			return misuseError{fmt.Errorf("ID %w", err)}
-		}
+	c.withinOn(revoke, func(ctx context.Context, v operator.Vault, account, id uuid.UUID) error {
 		if err := v.RevokePreviousPaymentSecret(ctx, account, id); err != nil {
 			return err
 		}
@@ -258,11 +261,7 @@ func (c *cli) apiKeys() *cobra.Command {
 	})
 
 	revoke := &cobra.Command{Use: "revoke ID", Short: "Revoke an API key, and the keys that it made", Args: cobra.ExactArgs(1)}
-	c.within(revoke, func(ctx context.Context, v operator.Vault, account uuid.UUID, args []string) error {
-		id, err := parseID(args[0])
-		if err != nil {
-			return misuseError{fmt.Errorf("ID %w", err)}
-		}
+	c.withinOn(revoke, func(ctx context.Context, v operator.Vault, account, id uuid.UUID) error {
 		if err := v.DeleteAPIKey(ctx, account, id); err != nil {
 			return err
 		}

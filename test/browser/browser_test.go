@@ -233,11 +233,11 @@ type visit struct {
 const hurry = `{
 	const hurried = %s, slowed = %s;
 	window.patient = () => slowed.push(...hurried.splice(0));
-	const fast = (ms) => (hurried.includes(ms) ? ms / 10 : slowed.includes(ms) ? ms * 10 : ms);
+	const pace = (ms) => (hurried.includes(ms) ? ms / 10 : slowed.includes(ms) ? ms * 10 : ms);
 	const later = window.setTimeout;
-	window.setTimeout = (f, ms, ...args) => later(f, fast(ms), ...args);
+	window.setTimeout = (f, ms, ...args) => later(f, pace(ms), ...args);
 	const timeout = AbortSignal.timeout;
-	AbortSignal.timeout = (ms) => timeout.call(AbortSignal, fast(ms));
+	AbortSignal.timeout = (ms) => timeout.call(AbortSignal, pace(ms));
 }`
 
 // open opens a page in a profile of its own.
@@ -259,11 +259,11 @@ func (r *rig) open(v visit) *tab {
 		v.width = 800
 	}
 	p.size(v.width, 1)
-	var slowed []int
-	if !slices.Contains(v.hurry, toLoad) {
-		slowed = []int{toLoad}
+	hurried, slowed := append([]int{}, v.hurry...), []int{toLoad} // JSON has null for a nil slice
+	if slices.Contains(hurried, toLoad) {
+		slowed = []int{}
 	}
-	timers := p.script(hurry, []any{append([]int{}, v.hurry...), append([]int{}, slowed...)})
+	timers := p.script(hurry, []any{hurried, slowed})
 	call(&p.world, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: timers + "\n" + v.before})
 	if v.shop == nil {
 		v.shop = r.other
