@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +59,7 @@ func (a *anchored) on(s store.Store, accept uuid.UUID) (*cardvault.Vault, error)
 	a.Helper()
 	opts := &cardvault.Options{
 		Mode: cardvault.Sandbox, Audit: new(cardvault.AuditOptions), AcceptRollback: accept,
-		Anchor: a.anchor, Logger: slog.New(slog.NewTextHandler(&a.log, nil)),
+		Anchor: a.anchor, Webhooks: &post{t: a.T}, Logger: slog.New(slog.NewTextHandler(&a.log, nil)),
 	}
 	if opts.Anchor == nil {
 		opts.Anchor = cardvault.AnchorDir(a.dir)
@@ -186,38 +187,97 @@ func TestAnchorAtRest(t *testing.T) {
 	})
 }
 
-// TestAnchorRevocation: the anchor has what ends a right before the call answers.
+// TestAnchorRevocation: the anchor has what ends a right, or changes keys or secrets, before the call
+// answers.
 func TestAnchorRevocation(t *testing.T) {
-	for name, end := range map[string]func(ctx context.Context, v *cardvault.Vault, key *cardvault.APIKey) error{
-		"key": func(ctx context.Context, v *cardvault.Vault, key *cardvault.APIKey) error {
-			return v.DeleteAPIKey(ctx, key.ID)
+	for name, prepare := range map[string]func(ctx context.Context, t *testing.T, v *cardvault.Vault) (end func() error){
+		"key": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			key := keyOf(t, v)
+			return func() error { return v.DeleteAPIKey(ctx, key) }
 		},
-		"rotation": func(ctx context.Context, v *cardvault.Vault, _ *cardvault.APIKey) error {
-			return errorOf(v.RotateKeys(ctx, nil))
+		"address ranges": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			key := keyOf(t, v)
+			narrow := cardvault.APIKeyUpdate{AddressRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+			return func() error { return errorOf(v.UpdateAPIKey(ctx, key, narrow)) }
 		},
-		"series": func(ctx context.Context, v *cardvault.Vault, _ *cardvault.APIKey) error {
-			return errorOf(v.RotateSeries(ctx, cardvault.SeriesAudit, nil))
+		"payment secret": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			m := shopOf(t, v)
+			return func() error { return errorOf(v.RotatePaymentSecret(ctx, m.ID, nil)) }
 		},
-		"freeze": func(ctx context.Context, v *cardvault.Vault, _ *cardvault.APIKey) error {
-			return errorOf(v.FreezeAccount(ctx))
-		},
-		"close": func(ctx context.Context, v *cardvault.Vault, _ *cardvault.APIKey) error { return v.Close() },
-	} {
-		bubble.Test(t, func(t *testing.T) {
-			a := anchor(t)
-			key, err := a.vault.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+		"payment secret revoked": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			m := shopOf(t, v)
+			secret, err := v.RotatePaymentSecret(ctx, m.ID, nil)
 			noErr(t, err)
-			time.Sleep(time.Minute)
-			a.imports()
-			former := copied(t, a.store)
-			at := time.Now()
-			noErr(t, end(t.Context(), a.vault, key))
-			if took := time.Since(at); took > time.Second {
-				t.Errorf("%s took %v", name, took)
+			_, err = v.RotatePaymentSecret(ctx, m.ID, nil)
+			noErr(t, err)
+			return func() error { return v.RevokePaymentSecret(ctx, m.ID, secret.KeyID) }
+		},
+		"webhook secret": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			hook, err := v.CreateWebhook(ctx, "https://shop.example/", nil)
+			noErr(t, err)
+			return func() error { return errorOf(v.RotateWebhookSecret(ctx, hook.ID, nil)) }
+		},
+		"webhook secrets revoked": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			hook, err := v.CreateWebhook(ctx, "https://shop.example/", nil)
+			noErr(t, err)
+			noErr(t, errorOf(v.RotateWebhookSecret(ctx, hook.ID, nil)))
+			return func() error { return v.RevokePreviousWebhookSecrets(ctx, hook.ID) }
+		},
+		"keys": func(ctx context.Context, _ *testing.T, v *cardvault.Vault) func() error {
+			return func() error { return errorOf(v.RotateKeys(ctx, nil)) }
+		},
+		"series": func(ctx context.Context, _ *testing.T, v *cardvault.Vault) func() error {
+			return func() error { return errorOf(v.RotateSeries(ctx, cardvault.SeriesAudit, nil)) }
+		},
+		"term": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			noErr(t, errorOf(v.RotateKeys(ctx, nil)))
+			return func() error {
+				if err := v.RetireTerm(ctx, 1); !errors.Is(err, cardvault.ErrTermInUse) {
+					return fmt.Errorf("retired at once: %w", err)
+				}
+				return nil // it is closed
 			}
-			a.refused(former, "older")
+		},
+		"key-encryption key": func(ctx context.Context, t *testing.T, v *cardvault.Vault) func() error {
+			return func() error { return v.ChangeKeyring(ctx, mustKeyBytes(t, bytes.Repeat([]byte{9}, cardvault.KeySize))) }
+		},
+		"freeze": func(ctx context.Context, _ *testing.T, v *cardvault.Vault) func() error {
+			return func() error { return errorOf(v.FreezeAccount(ctx)) }
+		},
+		"close": func(_ context.Context, _ *testing.T, v *cardvault.Vault) func() error { return v.Close },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				a := anchor(t)
+				end := prepare(t.Context(), t, a.vault)
+				time.Sleep(time.Minute)
+				a.imports()
+				former := copied(t, a.store)
+				at := time.Now()
+				noErr(t, end())
+				if took := time.Since(at); took > time.Second {
+					t.Errorf("it took %v", took)
+				}
+				a.refused(former, "older")
+			})
 		})
 	}
+}
+
+// keyOf returns the id of a new API key.
+func keyOf(t *testing.T, v *cardvault.Vault) uuid.UUID {
+	t.Helper()
+	key, err := v.CreateAPIKey(t.Context(), "key", []cardvault.Scope{cardvault.ScopeTokensRead}, nil)
+	noErr(t, err)
+	return key.ID
+}
+
+// shopOf returns a new merchant.
+func shopOf(t *testing.T, v *cardvault.Vault) *cardvault.Merchant {
+	t.Helper()
+	m, err := v.CreateMerchant(t.Context(), "shop", nil)
+	noErr(t, err)
+	return m
 }
 
 // TestAnchorKeyring: a keyring that was put back with all records of its kind, but the point of the

@@ -143,6 +143,14 @@ func TestAudit(t *testing.T) {
 	if _, records := (&audited{v.In(other.ID), t, v.store}).verified(); !slices.Equal(ops(records), []string{"audit.export success"}) {
 		t.Errorf("records of another account are %q", ops(records))
 	}
+
+	noErr(t, v.Close())
+	whole.Vault = openAudited(t, v.store, &cardvault.AuditOptions{}, cardvault.Sandbox).In(uuid.Nil)
+	defer whole.Close()
+	_, records = whole.verified()
+	if got := ops(records); !slices.Contains(got, "audit.stop success") || strings.Count(strings.Join(got, ","), "audit.start success") != 2 {
+		t.Errorf("records of the vault after a restart are %q", got)
+	}
 }
 
 func noErr(t testing.TB, err error) {

@@ -94,8 +94,10 @@ func TestAuditRotated(t *testing.T) {
 		v = openAudited(t, s, &cardvault.AuditOptions{Sink: sink}, cardvault.Sandbox)
 		v.importCard()
 		v.verified(kept)
-		if _, err := v.RotateSeries(t.Context(), "card", nil); len(cardvault.FieldErrors(err)) != 1 {
-			t.Error("rotates an unknown series:", err)
+		for _, series := range []cardvault.KeySeries{"card", cardvault.SeriesID} {
+			if _, err := v.RotateSeries(t.Context(), series, nil); len(cardvault.FieldErrors(err)) != 1 {
+				t.Errorf("rotates series %q: %v", series, err)
+			}
 		}
 		noErr(t, v.Close())
 	})

@@ -31,8 +31,8 @@ const (
 // A KeyWrapper holds a key-encryption key, such as one in a KMS. It encrypts a data key of
 // [KeySize] bytes, under which the keys of the vault are sealed. It is called when a vault
 // is opened, and when its keys are rotated or its keyring is changed, never for a single
-// card. Each call has a context that ends after 10 seconds at most. Package keytest tests a
-// KeyWrapper.
+// card. Each call has a context that ends after 10 seconds at most, and has to return then:
+// the vault waits for it. Package keytest tests a KeyWrapper.
 type KeyWrapper interface {
 	// KeyID names the key, in 1 to 255 bytes. The name is stored with the output of Wrap,
 	// in clear, and must be the same whenever the vault is opened. No other key has it.
@@ -197,7 +197,7 @@ func (k *Keyring) apartFrom(dir string) error {
 // error; what needs another term, and every RotateKeys, is ErrWrongKey for them.
 //
 // The former key still opens every backup from before the change. Whoever may have it, and
-// a backup, has the keys of the vault: call RotateKeys too.
+// a backup, has the keys of the vault: call RotateKeys too, and RotateSeries for each series.
 //
 // Errors: [ErrKeyFile] for a key file inside the folder of a vault of Open; ErrWrongKey for a
 // key that does not unwrap what it has wrapped; ErrUnavailable for a key provider that does

@@ -520,14 +520,16 @@ func TestLedgerRotated(t *testing.T) {
 	})
 }
 
-// LedgerSync needs a ledger, and records without which nothing is deleted.
-func TestLedgerOptions(t *testing.T) {
+// TestAuditOptions: LedgerSync needs a ledger, and records without which nothing is deleted. A live
+// vault keeps records for a year at least.
+func TestAuditOptions(t *testing.T) {
 	kept := new(shelf)
 	for name, o := range map[string]*cardvault.AuditOptions{
 		"LedgerSync must be between":       {Ledger: kept, LedgerSync: time.Millisecond},
 		"LedgerSync must be between 100ms": {Ledger: kept, LedgerSync: time.Hour},
 		"LedgerSync needs":                 {LedgerSync: time.Second},
 		"and AuditRefuse":                  {Ledger: kept, LedgerSync: time.Second, Failure: cardvault.AuditContinue},
+		"Retention must be at least 8760h": {Retention: 365*24*time.Hour - 1},
 	} {
 		if _, err := cardvault.New(t.Context(), memstore.New(), newKey(t), &cardvault.Options{Audit: o}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)

@@ -160,13 +160,18 @@ const (
 	// rotation and never destroyed: ids of sessions, idempotency keys, payloads, network notices,
 	// credentials, given API keys and card art, and references of the account updater.
 	SeriesLookup KeySeries = "lookup"
+
+	// SeriesID holds one key, which never changes, so RotateSeries refuses it and it is never
+	// overdue: ids that the world holds depend on it. It masks row keys, and keys the MACs of
+	// backups, of sums and of the anchor. No card is sealed under it.
+	SeriesID KeySeries = "id"
 )
 
 // RotateSeries starts a new term of a series. The keys under which records are sealed have a
 // call of their own: see [Vault.RotateKeys], of which also the limits and opts are. A lost
 // keyring is not repaired.
 //
-// Errors: a FieldError for a series that does not exist; ErrRotating for a series whose last
+// Errors: a FieldError for a series that does not exist, or never changes; ErrRotating for a series whose last
 // rotation is under way; ErrDamaged for a keyring that was lost or put back.
 func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.whole().doing(ctx, "rotate key series", &err)
@@ -178,7 +183,7 @@ func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions
 	case SeriesLookup:
 		return rotateHashes(ctx, v, ledger.OpRotateLookup, opts, v.ledger.RotateLookup)
 	}
-	return nil, &FieldError{"Series", invalid.Enum, "must name a series"}
+	return nil, &FieldError{"Series", invalid.Enum, "must name a series that can be rotated"}
 }
 
 // rotateHashes is rotate for a series of which Run does the rest.
@@ -236,7 +241,7 @@ type KeyTerm struct {
 	ClosedAt, DestroyedAt time.Time // zero before
 
 	// Overdue is whether Age is more than [Options.CryptoPeriod] while the term is active or
-	// has records. What the first key of SeriesLookup keeps does not count.
+	// has records. What the first key of SeriesLookup keeps does not count, nor does SeriesID.
 	Overdue bool
 
 	// Records is the number of records by kind, such as "token": those with a part or a
@@ -276,6 +281,9 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		t.Overdue = t.Overdue && (i > 0 || t.State == TermActive) // what stays under the first key never moves
 		report.Others = append(report.Others, t)
 	}
+	id := aged(v, termOf(v, SeriesID, v.ledger.Box.Keys().IDs.Active(), nil), at)
+	id.Overdue = false
+	report.Others = append(report.Others, id)
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
 			report.Unreadable += n

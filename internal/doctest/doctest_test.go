@@ -65,7 +65,7 @@ func ruleOf(file string, literal *ast.CompositeLit) string {
 	return strings.Trim(first.Value, `"`)
 }
 
-// TestThreats: each row of the table in SECURITY.md names tests that exist.
+// TestThreats: each row of the table in SECURITY.md names tests that exist, with their package.
 func TestThreats(t *testing.T) {
 	tests := map[string]bool{}
 	sources(t, func(file string, source *ast.File) {
@@ -74,7 +74,7 @@ func TestThreats(t *testing.T) {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
 				if strings.HasSuffix(file, "_test.go") && n.Recv == nil && strings.HasPrefix(n.Name.Name, "Test") {
-					tests[n.Name.Name] = true
+					tests[strings.TrimPrefix(pkg+"."+n.Name.Name, "..")] = true
 				}
 			case *ast.CompositeLit:
 				if name := ruleOf(file, n); name != "" {
@@ -88,7 +88,7 @@ func TestThreats(t *testing.T) {
 	document := read(t, "SECURITY.md")
 	_, table, _ := strings.Cut(document, "| An attacker who |")
 	table, rest, _ := strings.Cut(table, "\n\n")
-	_, shown, _ := strings.Cut(rest, "Tests that show it:\n\n")
+	_, shown, _ := strings.Cut(rest, "Tests that show it, of the root package where none is named:\n\n")
 	shown, _, _ = strings.Cut(shown, "\n\n")
 	lists := map[string]string{}
 	for line := range strings.Lines(shown) {
@@ -202,6 +202,15 @@ func TestNumbers(t *testing.T) {
 		{"SECURITY.md", "by itself after 2^31 seals; refuses at 2^32", "internal/ledger", "rotateAfter", 1 << 31},
 		{"SECURITY.md", "by itself after 2^31 seals; refuses at 2^32", "internal/ledger", "sealLimit", 1 << 32},
 		{"SECURITY.md", "eight outcomes at most", "internal/renewal", "together", 8},
+		{"docs/data.md", "| request body | 64 KiB |", "httpapi", "maxBody", 64 << 10},
+		{"docs/data.md", "references | 255 characters |", "internal/rule", "MaxText", 255},
+		{"docs/data.md", "| items on a page | 50, at most 500 |", "", "DefaultLimit", 50},
+		{"docs/data.md", "| items on a page | 50, at most 500 |", "", "MaxLimit", 500},
+		{"docs/data.md", "a token that expires | a second to 30 days |", "", "MaxTokenTTL", 30 * 24 * hour},
+		{"docs/data.md", "an API key that expires | a second to 90 days;", "", "MaxAPIKeyTTL", 90 * 24 * hour},
+		{"docs/data.md", "| webhooks of an account | at most 64 |", "", "MaxWebhooks", 64},
+		{"docs/data.md", "| refused cards in a session | 5 |", "", "maxRefusals", 5},
+		{"docs/data.md", "that can be listed | 10,000 |", "store", "MaxShared", 10_000},
 		{"CHANGELOG.md", "up to eight of its secrets sign at a time", "internal/signature", "MaxSecrets", 8},
 		{"webhook.go", "each signs; 1 to 8, the oldest first", "internal/signature", "MaxSecrets", 8},
 		{"webhook/webhook.go", "Defaults to 15 seconds", "webhook", "timeout", 15 * second},

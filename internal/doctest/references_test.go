@@ -194,10 +194,10 @@ func (p *place) has(from, name string) bool {
 }
 
 // declares reports whether a package declares each part of a name such as Options.Mode. It
-// is true for packages outside the repository.
+// is true for packages outside the repository. The tests of a package may be one beside it.
 func (p *place) declares(pkg, name string) bool {
-	of := p.declared[pkg]
-	return of == nil || !slices.ContainsFunc(strings.Split(name, "."), func(part string) bool { return !of[part] })
+	of, tests := p.declared[pkg], p.declared[pkg+"_test"]
+	return of == nil || !slices.ContainsFunc(strings.Split(name, "."), func(part string) bool { return !of[part] && !tests[part] })
 }
 
 var (

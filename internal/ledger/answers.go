@@ -30,8 +30,8 @@ type checkedStore struct {
 	keys      func() *seal.Keys // with which an Update begins
 	moved     func() error
 	hashes    map[store.Kind]Hashes
-	followed  atomic.Int64 // when the keys were known to be those of the last step of a rotation, or later
-	conflicts atomic.Int64 // in a row
+	followed  atomic.Pointer[time.Time] // when the keys were known to be those of the last step of a rotation, or later
+	conflicts atomic.Int64              // in a row
 }
 
 const manyConflicts = 100

@@ -58,13 +58,13 @@ func (tx checkedReadTx) searched(kind store.Kind, hash []byte) error {
 	if len(keys.Lookups) > 1 && !slices.Contains(keys.Lookups.Hashing(), keys.LookupTerm(hash)) {
 		return errRehash
 	}
-	if since := at.UnixNano() - tx.s.followed.Load(); 0 <= since && since < int64(time.Minute) {
+	if followed := tx.s.followed.Load(); followed != nil && at.Sub(*followed) < time.Minute { // by the monotonic clock
 		return nil
 	}
 	_, err := tx.Get(KindMeta, countID(keys))
 	if errors.Is(err, store.ErrNotFound) {
 		return &outdated{keys.Generation, true}
 	}
-	tx.s.followed.Store(at.UnixNano()) // a count that cannot be read has not moved
+	tx.s.followed.Store(&at) // a count that cannot be read has not moved
 	return nil
 }

@@ -24,7 +24,7 @@ func (l *Ledger) reload(ctx context.Context) error {
 	at := time.Now()
 	_, err := l.loadMeta(ctx)
 	if err == nil {
-		l.store.followed.Store(at.UnixNano())
+		l.store.followed.Store(&at)
 		err = l.Moved()
 	}
 	return err
