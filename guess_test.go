@@ -178,30 +178,34 @@ func TestSuspicion(t *testing.T) {
 }
 
 func TestReplicas(t *testing.T) {
-	for _, n := range []int{-1, 1001} {
-		if _, err := cardvault.New(t.Context(), memstore.New(), nil, &cardvault.Options{Replicas: n}); err == nil || !strings.Contains(err.Error(), "Replicas") {
-			t.Errorf("Replicas %d: %v", n, err)
+	bubble.Test(t, func(t *testing.T) {
+		for _, n := range []int{-1, 1001} {
+			if _, err := cardvault.New(t.Context(), memstore.New(), nil, &cardvault.Options{Replicas: n}); err == nil || !strings.Contains(err.Error(), "Replicas") {
+				t.Errorf("Replicas %d: %v", n, err)
+			}
 		}
-	}
-	for replicas, want := range map[int]int{0: 100, 1: 100, 3: 33, 100: 1, 1000: 1} {
-		if n := letThrough(t, memVault(t, &cardvault.Options{Replicas: replicas}), behindMask("0366", 110), nil); n != want {
-			t.Errorf("Replicas %d: %d are let through, want %d", replicas, n, want)
+		for replicas, want := range map[int]int{0: 100, 1: 100, 3: 33, 100: 1, 1000: 1} {
+			if n := letThrough(t, memVault(t, &cardvault.Options{Replicas: replicas}), behindMask("0366", 110), nil); n != want {
+				t.Errorf("Replicas %d: %d are let through, want %d", replicas, n, want)
+			}
 		}
-	}
+	})
 }
 
 // TestNumbersOfFailingCalls: a request that fails for another reason counts too, since it
 // has also revealed something.
 func TestNumbersOfFailingCalls(t *testing.T) {
-	v := memVault(t, &cardvault.Options{Replicas: 20}) // the limit is five a day
-	cards := behindMask("0366", 10)
-	unknown := v.In(uuid.New())
-	for _, c := range cards[:5] {
-		if _, err := unknown.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
-			t.Errorf("import into an unknown account: %v", err)
+	bubble.Test(t, func(t *testing.T) {
+		v := memVault(t, &cardvault.Options{Replicas: 20}) // the limit is five a day
+		cards := behindMask("0366", 10)
+		unknown := v.In(uuid.New())
+		for _, c := range cards[:5] {
+			if _, err := unknown.Import(t.Context(), c, nil); !errors.Is(err, cardvault.ErrNotFound) {
+				t.Errorf("import into an unknown account: %v", err)
+			}
 		}
-	}
-	if _, err := unknown.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {
-		t.Errorf("the sixth: %v", err)
-	}
+		if _, err := unknown.Import(t.Context(), cards[5], nil); !errors.Is(err, cardvault.ErrTooManyNumbers) {
+			t.Errorf("the sixth: %v", err)
+		}
+	})
 }

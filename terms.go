@@ -161,15 +161,13 @@ const (
 	// credentials, given API keys and card art, and references of the account updater.
 	SeriesLookup KeySeries = "lookup"
 
-	// SeriesID holds one key, which never changes, so RotateSeries refuses it and it is never
-	// overdue: ids that the world holds depend on it. It masks row keys, and keys the MACs of
-	// backups, of sums and of the anchor. No card is sealed under it.
+	// SeriesID holds the key that masks row keys, and keys the MACs of backups, sums and the anchor.
+	// It never changes, and is never overdue: ids that the world holds depend on it.
 	SeriesID KeySeries = "id"
 )
 
-// RotateSeries starts a new term of a series. The keys under which records are sealed have a
-// call of their own: see [Vault.RotateKeys], of which also the limits and opts are. A lost
-// keyring is not repaired.
+// RotateSeries starts a new term of a series. [Vault.RotateKeys] is for the keys under which records
+// are sealed, and says limits and opts. A lost keyring is not repaired.
 //
 // Errors: a FieldError for a series that does not exist, or never changes; ErrRotating for a series whose last
 // rotation is under way; ErrDamaged for a keyring that was lost or put back.
@@ -281,9 +279,7 @@ func (v *Vault) KeyReport(ctx context.Context) (_ *KeyReport, err error) {
 		t.Overdue = t.Overdue && (i > 0 || t.State == TermActive) // what stays under the first key never moves
 		report.Others = append(report.Others, t)
 	}
-	id := aged(v, termOf(v, SeriesID, v.ledger.Box.Keys().IDs.Active(), nil), at)
-	id.Overdue = false
-	report.Others = append(report.Others, id)
+	report.Others = append(report.Others, aged(v, termOf(v, SeriesID, v.ledger.Box.Keys().IDs.Active(), nil), at))
 	for _, kinds := range count.Records { // of terms that never were
 		for _, n := range kinds {
 			report.Unreadable += n
@@ -327,7 +323,7 @@ func aged(v *Vault, t KeyTerm, at time.Time) KeyTerm {
 		at = t.DestroyedAt
 	}
 	t.Age = at.Sub(t.CreatedAt)
-	t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0)
+	t.Overdue = t.Age > v.opts.CryptoPeriod && (t.State == TermActive || len(t.Records) > 0) && t.Series != SeriesID
 	return t
 }
 

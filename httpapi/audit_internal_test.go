@@ -21,18 +21,11 @@ var file = regexp.MustCompile(`^/(openapi\.(yaml|json)|sdk/v1/[\w.-]+)$`)
 // TestAuditRoutes: every route has an operation in the audit log, and every refused request
 // one record. A new route needs an entry in operations.
 func TestAuditRoutes(t *testing.T) {
-	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{1}, 32))
-	check(t, err)
-	v, err := cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Audit: &cardvault.AuditOptions{}})
-	check(t, err)
-	defer v.Close()
-	weak, err := v.CreateAPIKey(t.Context(), "weak", []cardvault.Scope{cardvault.ScopeFingerprintsRead}, nil)
-	check(t, err)
+	v, weak := auditedVault(t, cardvault.ScopeFingerprintsRead)
 	h, err := NewHandler(v, nil)
 	check(t, err)
 
-	type kind struct{ operation, classifier string }
-	want := map[kind]int{}
+	want := map[refusal]int{}
 	send := func(method, path, key string) {
 		r := httptest.NewRequest(method, path, strings.NewReader(""))
 		if key != "" {
@@ -55,27 +48,63 @@ func TestAuditRoutes(t *testing.T) {
 			}
 			path := strings.ReplaceAll(r.pattern(), "*", uuid.NewString())
 			send(method, path, "")
-			want[kind{operation, "UNAUTHORIZED"}]++
-			send(method, path, weak.Text.Text())
-			want[kind{operation, "INSUFFICIENT_SCOPE"}]++
+			want[refusal{operation, "UNAUTHORIZED"}]++
+			send(method, path, weak)
+			want[refusal{operation, "INSUFFICIENT_SCOPE"}]++
 		}
 	}
 	send("GET", "/nothing", "")
-	want[kind{"request", "NOT_FOUND"}]++
+	want[refusal{"request", "NOT_FOUND"}]++
 	send("PUT", "/tokens", "")
-	want[kind{"request", "METHOD_NOT_ALLOWED"}]++
+	want[refusal{"request", "METHOD_NOT_ALLOWED"}]++
 	send("GET", "/sessions/"+uuid.NewString(), "")
-	want[kind{"session.read", "NOT_FOUND"}]++
+	want[refusal{"session.read", "NOT_FOUND"}]++
 	send("GET", "/tokens", "vk_test_nothing")
-	want[kind{"authenticate", "UNAUTHORIZED"}]++
+	want[refusal{"authenticate", "UNAUTHORIZED"}]++
 
-	got := map[kind]int{}
+	refusals(t, v, want)
+}
+
+// TestAuditEarly: so have requests that are refused before the vault is called.
+func TestAuditEarly(t *testing.T) {
+	v, key := auditedVault(t, cardvault.AllScopes()...)
+	h, err := NewHandler(v, &Options{RateLimit: RateLimit{PerSecond: 0.001, Burst: 3}})
+	check(t, err)
+	for _, body := range []string{"{", `"` + strings.Repeat("a", maxBody), "", ""} {
+		r := httptest.NewRequest("POST", "/cde-import", strings.NewReader(body))
+		r.Header.Set("X-Api-Key", key)
+		r.Header.Set("Content-Type", "application/json")
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	refusals(t, v, map[refusal]int{{"token.import", "MALFORMED_REQUEST"}: 2, {"token.import", "PAYLOAD_TOO_LARGE"}: 1, {"token.import", "RATE_LIMITED"}: 1})
+}
+
+// auditedVault returns a vault with an audit log, and the text of an API key.
+func auditedVault(t *testing.T, scopes ...cardvault.Scope) (v *cardvault.Vault, key string) {
+	t.Helper()
+	keys, err := cardvault.KeyBytes(bytes.Repeat([]byte{1}, 32))
+	check(t, err)
+	v, err = cardvault.New(t.Context(), memstore.New(), keys, &cardvault.Options{Mode: cardvault.Sandbox, Audit: &cardvault.AuditOptions{}})
+	check(t, err)
+	t.Cleanup(func() { v.Close() })
+	made, err := v.CreateAPIKey(t.Context(), "key", scopes, nil)
+	check(t, err)
+	return v, made.Text.Text()
+}
+
+// A refusal is what a record says of a request that was refused.
+type refusal struct{ operation, classifier string }
+
+// refusals compares the records of refused requests with those wanted.
+func refusals(t *testing.T, v *cardvault.Vault, want map[refusal]int) {
+	t.Helper()
+	got := map[refusal]int{}
 	for _, handle := range []*cardvault.Vault{v, v.In(uuid.Nil)} {
 		check(t, handle.ExportAudit(t.Context(), new(bytes.Buffer), time.Time{}, time.Time{}))
 		for r, err := range handle.AllAuditRecords(t.Context(), nil) {
 			check(t, err)
 			if r.Outcome == audit.Refused {
-				got[kind{r.Operation, r.Error}]++
+				got[refusal{r.Operation, r.Error}]++
 				if r.Actor.Address != "192.0.2.1" || r.Actor.RequestID == "" {
 					t.Errorf("actor of %s is %+v", r.Operation, r.Actor)
 				}

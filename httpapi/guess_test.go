@@ -198,6 +198,7 @@ func TestFingerprintScope(t *testing.T) {
 		{"GET", "/tokens/" + id, "", ""},
 		{"GET", "/tokens?limit=1", "", ""},
 		{"PATCH", "/tokens/" + id, `{"business_key":"b"}`, ""},
+		{"POST", "/tokens/" + id + "/replace", cardBody, ""},
 		{"POST", "/tokens/" + id + "/provisions", "", ""},
 		{"POST", "/tokens/" + id + "/provisions", "", "k"},
 		{"POST", "/tokens/" + id + "/provisions", "", "k"},
@@ -279,44 +280,46 @@ func TestSecurityCodeOracle(t *testing.T) {
 
 // Other members cannot be guessed either: a key and its descendants have five tries.
 func TestMistakesOfARoot(t *testing.T) {
-	r := newLiveRig(t, nil)
-	const number = "4000056655665556"
-	r.importAs(t, r.key, number, "Idempotency-Key", "order 1").want(t, 200)
-	keys := []string{r.imports}
-	for range 4 { // keys made by the first
-		p, err := r.vault.Authenticate(t.Context(), keys[0])
-		if err != nil {
-			t.Fatal(err)
+	inBubble(t, func(t *testing.T) {
+		r := newLiveRig(t, nil)
+		const number = "4000056655665556"
+		r.importAs(t, r.key, number, "Idempotency-Key", "order 1").want(t, 200)
+		keys := []string{r.imports}
+		for range 4 { // keys made by the first
+			p, err := r.vault.Authenticate(t.Context(), keys[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{TTL: time.Hour, Creator: p.Key.ID})
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, text.Text.Text())
 		}
-		text, err := r.vault.CreateAPIKey(t.Context(), "test", []cardvault.Scope{cardvault.ScopeTokensImport}, &cardvault.APIKeyOptions{TTL: time.Hour, Creator: p.Key.ID})
-		if err != nil {
-			t.Fatal(err)
+		guesses := behind("400005", "5556", 16, 40)
+		for i := range 5 {
+			r.importAs(t, keys[i%len(keys)], number, "Idempotency-Key", "order 1").want(t, 200)
+			r.importAs(t, keys[i%len(keys)], guesses[i], "Idempotency-Key", "order 1").want(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		}
-		keys = append(keys, text.Text.Text())
-	}
-	guesses := behind("400005", "5556", 16, 40)
-	for i := range 5 {
-		r.importAs(t, keys[i%len(keys)], number, "Idempotency-Key", "order 1").want(t, 200)
-		r.importAs(t, keys[i%len(keys)], guesses[i], "Idempotency-Key", "order 1").want(t, 422, "IDEMPOTENCY_KEY_REUSED")
-	}
-	for _, key := range keys {
-		r.importAs(t, key, number, "Idempotency-Key", "order 1").want(t, 422, "IDEMPOTENCY_KEY_REUSED")
-	}
-	r.importAs(t, r.imports, number, "Idempotency-Key", "order 2").want(t, 200)
-	a := r.importAs(t, r.key, number, "Idempotency-Key", "order 1")
-	if a.want(t, 200); a.header.Get("Idempotency-Replayed") != "true" {
-		t.Error("another root is not answered with its replay")
-	}
-	// Each try counts towards the limit of its mask, like any import.
-	let := 0
-	for i, number := range behind("400005", "5556", 16, 110) {
-		if r.importAs(t, r.key, number, "Idempotency-Key", fmt.Sprint("other ", i)).status == 200 {
-			let++
+		for _, key := range keys {
+			r.importAs(t, key, number, "Idempotency-Key", "order 1").want(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		}
-	}
-	if let != 99 { // including the known number
-		t.Errorf("%d numbers were let through, want 99", let)
-	}
+		r.importAs(t, r.imports, number, "Idempotency-Key", "order 2").want(t, 200)
+		a := r.importAs(t, r.key, number, "Idempotency-Key", "order 1")
+		if a.want(t, 200); a.header.Get("Idempotency-Replayed") != "true" {
+			t.Error("another root is not answered with its replay")
+		}
+		// Each try counts towards the limit of its mask, like any import.
+		let := 0
+		for i, number := range behind("400005", "5556", 16, 110) {
+			if r.importAs(t, r.key, number, "Idempotency-Key", fmt.Sprint("other ", i)).status == 200 {
+				let++
+			}
+		}
+		if let != 99 { // including the known number
+			t.Errorf("%d numbers were let through, want 99", let)
+		}
+	})
 }
 
 // The id of a session is a credential: an expired session is not replayed.
@@ -366,49 +369,53 @@ func TestIdempotentSession(t *testing.T) {
 // Sessions do not get around the limit. A session that it refuses stays open, and keeps all
 // its tries.
 func TestNumbersInSessions(t *testing.T) {
-	r := newRig(t, &cardvault.Options{Replicas: 100}, nil) // one number a day
-	complete := func(id, number string) *answer {
-		session := send(t, r.handler, "GET", "/sessions/"+id, "")
-		claims := fmt.Sprintf(`{"account_number":%q,"expiry_month":4,"expiry_year":2031,"security_code":"123"}`, number)
-		return send(t, r.handler, "POST", "/sessions/"+id+"/complete-action", completion(t, session, claims, ""))
-	}
-	open := func() string {
-		a := r.do(t, "POST", "/tokens/session", "")
-		return a.member(t, "session_id")
-	}
-	numbers := behind("411111", "1234", 16, 40)
-	complete(open(), numbers[0]).want(t, 200)
-	id := open()
-	for _, number := range numbers[1:10] {
-		a := complete(id, number)
-		a.want(t, 429, "RATE_LIMITED")
-		if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 || n > 86400 {
-			t.Errorf("Retry-After is %q", a.header.Get("Retry-After"))
+	inBubble(t, func(t *testing.T) {
+		r := newRig(t, &cardvault.Options{Replicas: 100}, nil) // one number a day
+		complete := func(id, number string) *answer {
+			session := send(t, r.handler, "GET", "/sessions/"+id, "")
+			claims := fmt.Sprintf(`{"account_number":%q,"expiry_month":4,"expiry_year":2031,"security_code":"123"}`, number)
+			return send(t, r.handler, "POST", "/sessions/"+id+"/complete-action", completion(t, session, claims, ""))
 		}
-	}
-	r.do(t, "POST", "/cde-import", strings.Replace(cardBody, pan, numbers[1], 1)).want(t, 429, "RATE_LIMITED")
-	if a := complete(id, pan); a.status != 200 || !strings.Contains(a.body, `"status":"success"`) {
-		t.Errorf("the session accepts no other card: %d %s", a.status, a.body)
-	}
+		open := func() string {
+			a := r.do(t, "POST", "/tokens/session", "")
+			return a.member(t, "session_id")
+		}
+		numbers := behind("411111", "1234", 16, 40)
+		complete(open(), numbers[0]).want(t, 200)
+		id := open()
+		for _, number := range numbers[1:10] {
+			a := complete(id, number)
+			a.want(t, 429, "RATE_LIMITED")
+			if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 || n > 86400 {
+				t.Errorf("Retry-After is %q", a.header.Get("Retry-After"))
+			}
+		}
+		r.do(t, "POST", "/cde-import", strings.Replace(cardBody, pan, numbers[1], 1)).want(t, 429, "RATE_LIMITED")
+		if a := complete(id, pan); a.status != 200 || !strings.Contains(a.body, `"status":"success"`) {
+			t.Errorf("the session accepts no other card: %d %s", a.status, a.body)
+		}
+	})
 }
 
 // The limit holds exactly for concurrent imports.
 func TestNumbersRace(t *testing.T) {
-	r := newLiveRig(t, nil)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	let := 0
-	for _, number := range behind("411111", "1234", 16, 1000) {
-		wg.Go(func() {
-			if r.importAs(t, r.imports, number).status == 200 {
-				mu.Lock()
-				defer mu.Unlock()
-				let++
-			}
-		})
-	}
-	wg.Wait()
-	if let != 100 {
-		t.Errorf("%d of 1000 were let through, want 100", let)
-	}
+	inBubble(t, func(t *testing.T) {
+		r := newLiveRig(t, nil)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		let := 0
+		for _, number := range behind("411111", "1234", 16, 1000) {
+			wg.Go(func() {
+				if r.importAs(t, r.imports, number).status == 200 {
+					mu.Lock()
+					defer mu.Unlock()
+					let++
+				}
+			})
+		}
+		wg.Wait()
+		if let != 100 {
+			t.Errorf("%d of 1000 were let through, want 100", let)
+		}
+	})
 }

@@ -49,7 +49,7 @@ var (
 var quiet = slog.New(slog.DiscardHandler)
 
 // patience limits the wait for anything in progress.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 // backends lists the combinations that tests run on.
 var backends = []struct {

@@ -30,7 +30,7 @@ const (
 )
 
 // patience limits how long a test waits for a writer.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // A writer changes records of its own, and remembers how.
 type writer struct {

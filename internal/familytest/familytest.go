@@ -15,6 +15,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/card"
 	"github.com/cardvault/cardvault/internal/bubble"
+	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
 )
@@ -126,6 +127,7 @@ func (a *stage) restart() {
 	a.Vault, err = cardvault.New(a.Context(), a.store, keys, &cardvault.Options{
 		Mode:     cardvault.Sandbox,
 		Webhooks: nowhere{},
+		Purposes: []string{"test"},
 		Quotas:   cardvault.Quotas{APIKeys: mostKeys + 1, PaymentData: 1_000_000},
 	})
 	a.must(err)
@@ -310,7 +312,7 @@ var (
 // token returns a token that was imported under an idempotency key, and checks whether it
 // is gone.
 func (a *stage) token() (*cardvault.Token, func(when string)) {
-	ctx, under := a.Context(), &cardvault.ImportOptions{IdempotencyKey: "import"}
+	ctx, under := a.Context(), &cardvault.ImportOptions{IdempotencyKey: "import", BusinessKey: "order"}
 	t, err := a.Import(ctx, visa, under)
 	a.must(err)
 	return t, func(when string) {
@@ -339,18 +341,30 @@ func (a *stage) goneToken(when string, t *cardvault.Token) {
 		"RefreshSession":     func() error { _, err := a.RefreshSession(ctx, t.ID, nil); return err },
 		"SecurityCode":       func() error { _, err := a.SecurityCodeStatus(ctx, t.ID); return err },
 		"Consume":            func() error { _, err := a.Consume(ctx, t.ID, nil); return err },
+		"Replace":            func() error { _, err := a.Replace(ctx, t.ID, visa, nil); return err },
+		"ReplaceSession":     func() error { _, err := a.ReplaceSession(ctx, t.ID, nil); return err },
+		"Use": func() error {
+			return a.Use(ctx, t.ID, "test", func(context.Context, *cardvault.UsedCard) error { return errors.New("the card is used") })
+		},
+		"UseCredential": func() error {
+			return a.UseCredential(ctx, t.ID, "test", payment, func(context.Context, *receive.Credential) error { return errors.New("the card is used") })
+		},
 	} {
 		a.fails(when+": "+what, call(), cardvault.ErrNotFound)
 	}
 
-	p, err := a.List(ctx, nil)
-	a.must(err)
-	if p.TotalItems != 0 || len(p.Items) != 0 {
-		a.Errorf("%s: %d tokens listed, total %d", when, len(p.Items), p.TotalItems)
+	for _, opts := range []*cardvault.TokenListOptions{nil, {BusinessKey: "order"}} {
+		p, err := a.List(ctx, opts)
+		a.must(err)
+		if p.TotalItems != 0 || len(p.Items) != 0 {
+			a.Errorf("%s: %d tokens listed, total %d", when, len(p.Items), p.TotalItems)
+		}
 	}
 
-	for range a.All(ctx, nil) {
-		a.Errorf("%s: All yields it", when)
+	for _, opts := range []*cardvault.TokenListOptions{nil, {Fingerprint: t.Fingerprint}} {
+		for range a.All(ctx, opts) {
+			a.Errorf("%s: All yields it", when)
+		}
 	}
 }
 

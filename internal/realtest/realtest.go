@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	patience = 30 * time.Second     // for a server to start, or a program to end
+	patience = 2 * time.Minute      // for a server to start, or a program to end
 	mercy    = 5 * time.Second      // for a server to stop
 	pause    = 5 * time.Millisecond // between two looks
 )

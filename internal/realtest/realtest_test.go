@@ -111,11 +111,11 @@ func TestPgBouncer(t *testing.T) {
 // line sends a line to a server, or nothing, and returns the line that it answers.
 func line(t *testing.T, conn net.Conn, send string, wait time.Duration) (string, error) {
 	t.Helper()
-	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := io.WriteString(conn, send); err != nil {
 		return "", err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		t.Fatal(err)
 	}
 	return bufio.NewReader(conn).ReadString('\n')
 }

@@ -394,16 +394,27 @@ func TestClock(t *testing.T) {
 	}
 }
 
-func TestWarnsWithoutStandby(t *testing.T) {
-	var log bytes.Buffer
-	p := pool(t, postgres.Get(t).URL("postgres"))
-	s, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: schema(t, p), Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
+// TestWarns: the log says at the start what the operator has left open.
+func TestWarns(t *testing.T) {
+	server := postgres.Get(t)
+	p := pool(t, server.URL("postgres"))
+	const closed = "connect_revoked"
+	for _, sql := range []string{"CREATE DATABASE " + closed, "REVOKE CONNECT ON DATABASE " + closed + " FROM PUBLIC"} {
+		if _, err := p.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
 	}
-	defer s.Close()
-	if !strings.Contains(log.String(), "synchronous standby") {
-		t.Errorf("log: %s", &log)
+	for database, open := range map[string]bool{"postgres": true, closed: false} {
+		var log bytes.Buffer
+		p := pool(t, server.URL(database))
+		s, err := pgstore.New(t.Context(), p, &pgstore.Options{Schema: schema(t, p), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if text := log.String(); !strings.Contains(text, "synchronous standby") || strings.Contains(text, "every role may connect") != open {
+			t.Errorf("database %s: the log says %s", database, text)
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ var (
 )
 
 // patience limits how long the suite waits before it calls a store stuck.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // idOf returns the n-th id; order of n is order of ids.
 func idOf(n int) uuid.UUID {

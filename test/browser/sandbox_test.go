@@ -321,10 +321,16 @@ func (p *tab) unfold(token string) {
 	p.wait(`document.querySelector("#token-" + %s + " .body")`, token)
 }
 
+// ready waits until a button of a token is enabled: until then it does nothing.
+func (p *tab) ready(token, action string) {
+	p.t.Helper()
+	p.wait(`document.querySelector("#token-" + %s + " [data-action=" + %s + "]")?.ariaDisabled === null`, token, action)
+}
+
 // act presses a button of a token, once it is enabled.
 func (p *tab) act(token, action string) {
 	p.t.Helper()
-	p.wait(`document.querySelector("#token-" + %s + " [data-action=" + %s + "]")?.ariaDisabled === null`, token, action)
+	p.ready(token, action)
 	p.click("#token-%s [data-action=%s]", token, action)
 }
 
@@ -493,6 +499,7 @@ func (s *sandbox) testPaymentData() {
 	p.text(record, fmt.Sprintf("%02d/%d", c.Expiry.Month, c.Expiry.Year))
 
 	// Invalid input is reported, and so is a declined request.
+	p.ready(id, "payment-data")
 	p.click("#token-%s [name=amount]", id)
 	p.edit("a", "selectAll")
 	p.allow(`status of 422`)

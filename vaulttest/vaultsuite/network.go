@@ -17,6 +17,7 @@ import (
 	"github.com/cardvault/cardvault"
 	"github.com/cardvault/cardvault/network"
 	"github.com/cardvault/cardvault/store"
+	"github.com/cardvault/cardvault/vaulttest"
 	"github.com/google/uuid"
 )
 
@@ -428,11 +429,13 @@ func networkTokenDamaged(t *testing.T, s store.Store) {
 	drain(t, v)
 }
 
-// accountReference: a token keeps the reference of its number, and no text that cannot be one.
+// accountReference: a token keeps the reference of its number, and no text that cannot be one. No
+// event has it.
 func accountReference(t *testing.T, s store.Store) {
 	const reference = "V0010013021293752946528134567"
 	n := &bureau{par: "v" + reference[1:]}
-	v, ctx := provisioning(t, s, n), t.Context()
+	var sink vaulttest.Recorder
+	v, ctx := vaultOn(t, s, &cardvault.Options{Mode: cardvault.Sandbox, Network: n, Events: &sink}), t.Context()
 	has := func(v *cardvault.Vault, id uuid.UUID, want string) {
 		t.Helper()
 		list := must(v.List(ctx, nil))(t)
@@ -461,6 +464,20 @@ func accountReference(t *testing.T, s store.Store) {
 	noError(t, v.Notify(ctx, dead))
 	checkState(t, v, id, network.Deleted, "deleted_by_issuer")
 	has(v, id, n.par)
+
+	drain(t, v)
+	told := 0
+	for _, e := range sink.Events() {
+		if e.TokenID == id && e.Token != nil && e.Token.NetworkTokenStatus != network.Pending {
+			told++
+		}
+		if e.Token != nil && e.Token.PaymentAccountReference != "" {
+			t.Error("an event has the payment account reference")
+		}
+	}
+	if told == 0 {
+		t.Error("no event is of the token when it had the reference")
+	}
 }
 
 // cardArt is kept once, in parts, until no token shows it.

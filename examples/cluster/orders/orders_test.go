@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(postgres.Main(m).Run()) }
 var postgres = realtest.SharedPostgreSQL(nil)
 
 // patience limits the wait for anything in progress.
-const patience = 60 * time.Second
+const patience = 5 * time.Minute
 
 var visa = cardvault.Card{PAN: card.NewPAN([]byte("4242424242424242")), Expiry: card.Expiry{Month: 12, Year: 2090}}
 
