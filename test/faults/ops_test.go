@@ -319,9 +319,12 @@ func (a *attempt) doRetire() (facts, error) {
 	return destroyed, err
 }
 
+// doSeries rotates the keys of any series.
 func (a *attempt) doSeries() (facts, error) {
+	all := []cardvault.KeySeries{cardvault.SeriesAudit, cardvault.SeriesFingerprint, cardvault.SeriesLookup}
+	series := all[a.random.IntN(len(all))]
 	a.begin(nil)
-	_, err := a.v.RotateSeries(a.Context(), cardvault.SeriesAudit, nil)
+	_, err := a.v.RotateSeries(a.Context(), series, nil)
 	if errors.Is(err, cardvault.ErrRotating) {
 		err = nil
 	}
