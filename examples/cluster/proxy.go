@@ -146,6 +146,7 @@ func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 		_, _ = io.WriteString(w, `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`) // the client is gone if this fails
 		return
 	}
+	p.log.Warn("a replica did not respond", "request_id", r.Header.Get("X-Request-Id"), "error", err)
 	w.WriteHeader(http.StatusBadGateway)
 	_, _ = io.WriteString(w, `{"status":"502","classifier":"OUTCOME_UNKNOWN","message":"The replica did not respond. Repeat the request with its idempotency key."}`)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// shutdownTimeout limits running requests once a replica stops.
-const shutdownTimeout = 10 * time.Second
+// shutdownTimeout limits running requests once a replica stops. It is longer than a request takes.
+const shutdownTimeout = 40 * time.Second
 
 // A replica is a vault on the shared store, with a server of its own.
 type replica struct {
@@ -56,6 +56,9 @@ func start(ctx context.Context, l net.Listener, o *opened, keys *cardvault.Keyri
 		}
 		handler.ServeHTTP(w, q)
 	}), log)
+
+	// Longer than the proxy keeps an unused connection: it may use it at any time.
+	r.server.ReadHeaderTimeout = r.server.IdleTimeout
 
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.stopWork = stop

@@ -597,6 +597,28 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
+// TestUnusedConnection: a proxy may first use a connection long after it has opened it. A replica that
+// closes it by then closes one amid a request.
+func TestUnusedConnection(t *testing.T) {
+	t.Parallel()
+	_, replicas := launch(t, config{
+		store: "memory", codes: "memory", data: t.TempDir(), replicas: 1, addr: "127.0.0.1:0",
+		securityCodeTTL: time.Minute, sessionTTL: time.Minute,
+	})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(replicas[0].BaseURL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	<-time.After(7 * time.Second)
+	if _, err := io.WriteString(conn, "GET "+readyPath+" HTTP/1.1\r\nHost: vault.example\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 204 ") {
+		t.Errorf("the replica answers %q, %v", line, err)
+	}
+}
+
 // A second signal stops at once, without waiting for requests.
 func TestStoppedTwice(t *testing.T) {
 	t.Parallel()
