@@ -197,7 +197,7 @@ func (k *Keyring) apartFrom(dir string) error {
 // error; what needs another term, and every RotateKeys, is ErrWrongKey for them.
 //
 // The former key still opens every backup from before the change. Whoever may have it, and
-// a backup, has the keys of the vault: call RotateKeys too, and RotateSeries for each series.
+// a backup, has the keys of the vault: call RotateKeys too, and RotateSeries for each but SeriesID.
 //
 // Errors: [ErrKeyFile] for a key file inside the folder of a vault of Open; ErrWrongKey for a
 // key that does not unwrap what it has wrapped; ErrUnavailable for a key provider that does

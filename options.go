@@ -95,7 +95,7 @@ type Options struct {
 
 	// CryptoPeriod is the age at which a key is overdue, a day to ten years: see PCI DSS 4.0.1,
 	// 3.7.4. [Vault.KeyReport] shows it, and nothing is refused. Run warns once an hour of a key
-	// under which records are sealed, and of one of a [KeySeries]. Defaults to 365 days.
+	// under which records are sealed, and of one of a [KeySeries] but SeriesID. Defaults to 365 days.
 	CryptoPeriod time.Duration
 
 	// Purposes are the names of what the program uses stored cards for, see [Vault.Use]: 1

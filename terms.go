@@ -133,7 +133,7 @@ func reprint(ctx context.Context, v *Vault, r *store.Record, t *Token) error {
 	return err
 }
 
-// A KeySeries names the keys of one purpose. They are rotated apart from others.
+// A KeySeries names the keys of one purpose. Except for SeriesID, they are rotated apart from others.
 type KeySeries string
 
 const (

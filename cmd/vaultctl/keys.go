@@ -266,7 +266,7 @@ func (c *cli) changeKey() *cobra.Command {
 		Use:   "change-key",
 		Short: "Change the vault to another key file",
 		Long: "Change-key has the key of --to wrap the vault's keys, in one transaction. From then on only that key opens the vault. It may be repeated.\n\n" +
-			"The former key still opens every backup from before. If it may be in other hands, rotate the keys and each series too, and reseal.",
+			"The former key still opens every backup from before. If it may be in other hands, rotate too, also audit, fingerprint and lookup, and reseal.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := c.actor(cmd.Context())

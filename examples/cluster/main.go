@@ -26,7 +26,7 @@
 //
 // Any other proxy will do, if it asks GET /ready of a replica more often than once in -leaving,
 // which is a second if not given. The answer is 204, or 503 for that long before the replica stops
-// taking requests.
+// taking requests. And it must close an unused connection within a minute, before the replica does.
 // A replica takes the last address of X-Forwarded-For for the client's: a proxy must append
 // the address that it sees, and only the proxy may reach the replicas. The list of events
 // on the page comes from the replica which happens to answer: each has only the events that

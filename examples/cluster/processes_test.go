@@ -78,15 +78,16 @@ func (f *fleet) direct(i int) *sandboxtest.Program {
 // ours.
 func (f *fleet) leaves(t *testing.T, i int) {
 	t.Helper()
+	began, slowest := time.Now(), time.Duration(0) // between two questions
 	f.replicas[i].signal(t, syscall.SIGTERM)
 	ask := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	const enough = 3
-	said, slowest := 0, time.Duration(0)
+	said := 0
 	for said < enough {
-		began := time.Now()
 		answer, err := ask.Get("http://" + f.at[i] + readyPath)
+		slowest, began = max(slowest, time.Since(began)), time.Now()
 		if err != nil {
 			break
 		}
@@ -95,9 +96,8 @@ func (f *fleet) leaves(t *testing.T, i int) {
 			said++
 		}
 		<-look.C
-		slowest = max(slowest, time.Since(began))
 	}
-	if said < enough && slowest < time.Second { // else this was kept from asking
+	if t.Logf("a stopping replica has reported it %d times, asked after %v at most", said, slowest); said < enough && slowest < time.Second { // else this was kept from asking
 		t.Errorf("a stopping replica has reported it %d times, want %d", said, enough)
 	}
 	if err := f.replicas[i].wait(); err != nil {

@@ -22,7 +22,7 @@ import (
 
 const (
 	dialTimeout   = 2 * time.Second
-	answerTimeout = time.Minute // longer than replicas take
+	answerTimeout = 70 * time.Second // longer than replicas take
 	probeEvery    = 100 * time.Millisecond
 
 	// readyPath reports whether a replica accepts requests, and whether a proxy has a replica
@@ -146,7 +146,9 @@ func (p *proxy) fail(w http.ResponseWriter, r *http.Request, err error) {
 		_, _ = io.WriteString(w, `{"status":"503","classifier":"SERVICE_UNAVAILABLE","message":"The service is unavailable."}`) // the client is gone if this fails
 		return
 	}
-	p.log.Warn("a replica did not respond", "request_id", r.Header.Get("X-Request-Id"), "error", err)
+	if r.Context().Err() == nil { // the client waits
+		p.log.Warn("a request has no answer from a replica", "request_id", r.Header.Get("X-Request-Id"), "error", err)
+	}
 	w.WriteHeader(http.StatusBadGateway)
 	_, _ = io.WriteString(w, `{"status":"502","classifier":"OUTCOME_UNKNOWN","message":"The replica did not respond. Repeat the request with its idempotency key."}`)
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/cardvault/cardvault/httpapi"
 )
 
-// shutdownTimeout limits running requests once a replica stops. It is longer than a request takes.
-const shutdownTimeout = 40 * time.Second
+// shutdownTimeout limits running requests once a replica stops. It is longer than a
+// request takes, a forward included.
+const shutdownTimeout = 70 * time.Second
 
 // A replica is a vault on the shared store, with a server of its own.
 type replica struct {

@@ -598,10 +598,10 @@ func TestScenarios(t *testing.T) {
 }
 
 // TestUnusedConnection: a proxy may first use a connection long after it has opened it. A replica that
-// closes it by then closes one amid a request.
+// closes it by then may do so while a request is on its way.
 func TestUnusedConnection(t *testing.T) {
 	t.Parallel()
-	_, replicas := launch(t, config{
+	cl, replicas := launch(t, config{
 		store: "memory", codes: "memory", data: t.TempDir(), replicas: 1, addr: "127.0.0.1:0",
 		securityCodeTTL: time.Minute, sessionTTL: time.Minute,
 	})
@@ -610,7 +610,13 @@ func TestUnusedConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	if server, unused := cl.replicas[0].server, cl.proxy.transport.IdleConnTimeout; server.ReadHeaderTimeout < 2*unused || server.IdleTimeout < 2*unused {
+		t.Errorf("the proxy keeps unused connections for %v, the replica for %v and %v", unused, server.ReadHeaderTimeout, server.IdleTimeout)
+	}
 	<-time.After(7 * time.Second)
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := io.WriteString(conn, "GET "+readyPath+" HTTP/1.1\r\nHost: vault.example\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}

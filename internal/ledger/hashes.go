@@ -58,13 +58,17 @@ func (tx checkedReadTx) searched(kind store.Kind, hash []byte) error {
 	if len(keys.Lookups) > 1 && !slices.Contains(keys.Lookups.Hashing(), keys.LookupTerm(hash)) {
 		return errRehash
 	}
-	if followed := tx.s.followed.Load(); followed != nil && at.Sub(*followed) < time.Minute { // by the monotonic clock
+	// One clock may be set back, and the other stands still while the machine sleeps.
+	if f := tx.s.followed.Load(); f != nil && lately(at.Sub(*f)) && lately(at.Round(0).Sub(f.Round(0))) {
 		return nil
 	}
 	_, err := tx.Get(KindMeta, countID(keys))
 	if errors.Is(err, store.ErrNotFound) {
 		return &outdated{keys.Generation, true}
 	}
-	tx.s.followed.Store(&at) // a count that cannot be read has not moved
+	asked := at                 // which stays off the heap for most calls
+	tx.s.followed.Store(&asked) // a count that cannot be read has not moved
 	return nil
 }
+
+func lately(since time.Duration) bool { return 0 <= since && since < time.Minute }
