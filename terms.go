@@ -167,10 +167,10 @@ const (
 )
 
 // RotateSeries starts a new term of a series. [Vault.RotateKeys] is for the keys under which records
-// are sealed, and says limits and opts. A lost keyring is not repaired.
+// are sealed; its limits and opts hold here too. A lost keyring is not repaired.
 //
-// Errors: a FieldError for a series that does not exist, or never changes; ErrRotating for a series whose last
-// rotation is under way; ErrDamaged for a keyring that was lost or put back.
+// Errors: a FieldError for a series that does not exist or never changes; ErrRotating for a series
+// whose last rotation is under way; ErrDamaged for a keyring that was lost or put back.
 func (v *Vault) RotateSeries(ctx context.Context, s KeySeries, opts *CallOptions) (_ *Outcome, err error) {
 	defer v.whole().doing(ctx, "rotate key series", &err)
 	switch s {
