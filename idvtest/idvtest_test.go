@@ -241,7 +241,6 @@ func harness(t testing.TB, edit func(*mutant)) idvtest.Harness {
 
 // Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
-	t.Parallel()
 	noticed := contract.Faults(t, idvtest.Names())
 	for _, f := range faults {
 		noticed(f.rule, f.fault, func(t *testing.T) []string {

@@ -212,7 +212,6 @@ func harness(edit func(*mutant)) keytest.Harness {
 
 // Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
-	t.Parallel()
 	noticed := contract.Faults(t, keytest.Names())
 	for _, f := range faults {
 		noticed(f.rule, f.fault, func(t *testing.T) []string {

@@ -622,7 +622,7 @@ var faults = []struct {
 	{"the number is the card's", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = testCard(number).PAN })},
 	{"the number fails the Luhn check", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = card.NewPAN([]byte("4895370000000006")) })},
 	{"there is no number", "Cryptogram", paying(func(c *network.Cryptogram) { c.Number = card.PAN{} })},
-	{"the network token has expired", "Cryptogram", paying(func(c *network.Cryptogram) { c.Expiry.Year = 2020 })},
+	{"the network token has expired", "Cryptogram", paying(func(c *network.Cryptogram) { c.Expiry.Year = time.Now().Year() - 1 })},
 	{"there is no expiry", "Cryptogram", paying(func(c *network.Cryptogram) { c.Expiry = card.Expiry{} })},
 	{"the value is raw", "Cryptogram", paying(func(c *network.Cryptogram) { c.Value = card.NewCryptogramValue(make([]byte, 20)) })},
 	{"there is no value", "Cryptogram", paying(func(c *network.Cryptogram) { c.Value = card.CryptogramValue{} })},
@@ -897,7 +897,6 @@ func record(t testing.TB, rule string, n network.Provider) []string {
 
 // Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
-	t.Parallel()
 	noticed := contract.Faults(t, networktest.Names())
 	for _, f := range faults {
 		noticed(f.rule, f.fault, func(t *testing.T) []string {

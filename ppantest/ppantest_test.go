@@ -179,7 +179,6 @@ func harness(t testing.TB, edit func(*mutant)) ppantest.Harness {
 
 // Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
-	t.Parallel()
 	noticed := contract.Faults(t, ppantest.Names())
 	for _, f := range faults {
 		noticed(f.rule, f.fault, func(t *testing.T) []string {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cardvault/cardvault/internal/bubble"
 )
 
 // Promptness limits how long a call outlasts its context: a minute, on a busy machine, and
@@ -74,7 +76,8 @@ func Record(t testing.TB, check func(t testing.TB)) []string {
 }
 
 // Faults returns a function that checks in a subtest whether a rule notices a fault: whether
-// there are failures. Each rule must have a fault before t ends.
+// there are failures. Each rule must have a fault before t ends. A subtest is a bubble, so that
+// a fault that waits lets all others go first, whatever else the machine does.
 func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, failures func(*testing.T) []string)) {
 	unproved := slices.Clone(rules)
 	t.Cleanup(func() {
@@ -86,8 +89,11 @@ func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, fail
 	return func(rule, fault string, failures func(*testing.T) []string) {
 		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == rule })
 		t.Run(rule+"/"+fault, func(t *testing.T) {
-			t.Parallel()
-			all := failures(t)
+			var all []string
+			bubble.Test(t, func(t *testing.T) {
+				all = failures(t)
+				<-time.After(time.Minute) // in which faults that hang end
+			})
 			if len(all) == 0 {
 				t.Errorf("%s did not notice that %s", rule, fault)
 			}
