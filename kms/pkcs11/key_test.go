@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/cardvault/cardvault"
@@ -390,8 +389,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestSessions: more calls than sessions wait for each other, also while the token is lost
-// again and again.
+// TestSessions: more calls than sessions wait for each other, and all succeed, also when the token
+// is lost again and again.
 func TestSessions(t *testing.T) {
 	h := made(t, "cards")
 	k := open(t, "cards", &pkcs11.Options{Sessions: 2})
@@ -399,35 +398,29 @@ func TestSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var done atomic.Int32
+	var calls sync.RWMutex // SoftHSM crashes if a session is closed amid a call in it
 	var group sync.WaitGroup
 	for range 16 {
 		group.Go(func() {
 			for range 20 {
+				calls.RLock()
 				got, err := k.Unwrap(t.Context(), wrapped, aad)
-				switch {
-				case err == nil && !bytes.Equal(got, dataKey):
-					t.Error("a call returns the plaintext of another")
-				case errors.Is(err, cardvault.ErrWrongKey):
-					t.Error(err)
-				case err == nil:
-					done.Add(1)
+				calls.RUnlock()
+				if err != nil || !bytes.Equal(got, dataKey) {
+					t.Errorf("Unwrap = %v, or the plaintext of another call", err)
 				}
 			}
 		})
 	}
 	for range 5 {
-		if err := h.CloseAllSessions(h.slot); err != nil {
+		calls.Lock()
+		err := h.CloseAllSessions(h.slot)
+		calls.Unlock()
+		if err != nil {
 			t.Error(err)
 		}
 	}
 	group.Wait()
-	if done.Load() == 0 {
-		t.Error("no call succeeded")
-	}
-	if got, err := k.Unwrap(t.Context(), wrapped, aad); err != nil || !bytes.Equal(got, dataKey) {
-		t.Errorf("afterwards: %v", err)
-	}
 }
 
 // TestClose: a closed key leaves no session behind, also of calls that failed: a token logs
