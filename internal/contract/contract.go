@@ -76,8 +76,8 @@ func Record(t testing.TB, check func(t testing.TB)) []string {
 }
 
 // Faults returns a function that checks in a subtest whether a rule notices a fault: whether
-// there are failures. Each rule must have a fault before t ends. A subtest is a bubble, so that
-// a fault that waits lets all others go first, whatever else the machine does.
+// there are failures. Each rule must have a fault before t ends. A subtest is a bubble: a call that
+// a fault has wait goes on after all other calls, whatever else the machine does.
 func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, failures func(*testing.T) []string)) {
 	unproved := slices.Clone(rules)
 	t.Cleanup(func() {
@@ -90,7 +90,9 @@ func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, fail
 		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == rule })
 		t.Run(rule+"/"+fault, func(t *testing.T) {
 			var all []string
+			now := time.Now()
 			bubble.Test(t, func(t *testing.T) {
+				<-time.After(time.Until(now)) // a bubble begins in 2000, when no card has expired
 				all = failures(t)
 				<-time.After(time.Minute) // in which faults that hang end
 			})
