@@ -61,23 +61,26 @@ func Failures[S any](t testing.TB, rules []Rule[S], name string, open func(testi
 	return Record(t, func(t testing.TB) { rules[i].Check(t, open(t)) })
 }
 
-// Record calls check and returns its failures, without failing t.
+// Record calls check and returns its failures, a panic included, without failing t.
 func Record(t testing.TB, check func(t testing.TB)) []string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer func() {
+			if value := recover(); value != nil {
+				r.fail(fmt.Sprintf("panic: %v", value))
+			}
+		}()
 		check(r)
 	}()
 	<-done
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.messages)
+	return r.failures()
 }
 
 // Faults returns a function that checks in a subtest whether a rule notices a fault: whether
 // there are failures. Each rule must have a fault before t ends. A subtest is a bubble: a call that
-// a fault has wait goes on after all other calls, whatever else the machine does.
+// a fault delays goes on after all others, whatever else the machine does.
 func Faults(t *testing.T, rules []string) (noticed func(rule, fault string, failures func(*testing.T) []string)) {
 	unproved := slices.Clone(rules)
 	t.Cleanup(func() {
@@ -118,6 +121,7 @@ func (r *recorder) Log(...any)                        {}
 func (r *recorder) Logf(string, ...any)               {}
 func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
 func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
+func (r *recorder) Failed() bool                      { return len(r.failures()) > 0 }
 
 func (r *recorder) Fatal(args ...any) {
 	r.fail(fmt.Sprint(args...))
@@ -133,6 +137,12 @@ func (r *recorder) fail(message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.messages = append(r.messages, message)
+}
+
+func (r *recorder) failures() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.messages)
 }
 
 // Parallel calls f n times at once and fails t with the first error.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/internal/codes"
+	"github.com/cardvault/cardvault/internal/contract"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/storetest"
 )
@@ -495,31 +495,18 @@ func sharedBuffer(m *codeMutant) {
 
 // Every rule must detect its faults.
 func TestCodeRulesCanFail(t *testing.T) {
-	unproved := storetest.CodeNames()
+	noticed := contract.Faults(t, storetest.CodeNames())
 	for _, c := range codeMutants {
-		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
-		t.Run(c.rule+"/"+c.fault, func(t *testing.T) {
-			// A fault in concurrent calls waits between its steps. In a bubble that lets
-			// all others in.
-			bubble.Test(t, func(t *testing.T) {
-				m := &codeMutant{CodeCache: codes.New(1000, nil)}
-				c.seed(m)
-				failures := record(t, func(t testing.TB) { storetest.CheckCodes(t, c.rule, m) })
-				if len(failures) == 0 {
-					t.Errorf("%s did not notice that %s", c.rule, c.fault)
-				}
-				for _, failure := range failures[:min(3, len(failures))] {
-					t.Log(failure)
-				}
-				<-time.After(time.Second) // in which faults end
+		noticed(c.rule, c.fault, func(t *testing.T) []string {
+			m := &codeMutant{CodeCache: codes.New(1000, nil)}
+			t.Cleanup(func() {
 				if err := m.CodeCache.Close(); err != nil {
 					t.Error(err)
 				}
 			})
+			c.seed(m)
+			return contract.Record(t, func(t testing.TB) { storetest.CheckCodes(t, c.rule, m) })
 		})
-	}
-	if len(unproved) > 0 {
-		t.Errorf("no fault proves that these rules can fail: %v", unproved)
 	}
 }
 
@@ -639,7 +626,7 @@ func TestCodesHarnessRulesCanFail(t *testing.T) {
 		t.Run(m.rule+"/"+m.fault, func(t *testing.T) {
 			h := sharedCodes()
 			m.seed(&h)
-			failures := record(t, func(t testing.TB) { storetest.CheckCodesHarness(t, m.rule, h) })
+			failures := contract.Record(t, func(t testing.TB) { storetest.CheckCodesHarness(t, m.rule, h) })
 			if len(failures) == 0 {
 				t.Errorf("%s did not notice that %s", m.rule, m.fault)
 			}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cardvault/cardvault/internal/contract"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/store/storetest"
@@ -514,7 +515,7 @@ func TestHarnessRulesCanFail(t *testing.T) {
 				faults := new(logFaults)
 				h := logHarness(faults)
 				c.seed(&h, faults)
-				failures = record(t, func(t testing.TB) { storetest.CheckHarness(t, c.rule, h) })
+				failures = contract.Record(t, func(t testing.TB) { storetest.CheckHarness(t, c.rule, h) })
 			}
 			if len(failures) == 0 && !t.Skipped() {
 				t.Errorf("%s did not notice that %s", c.rule, c.fault)

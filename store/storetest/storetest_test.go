@@ -13,69 +13,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/cardvault/cardvault/internal/contract"
 	"github.com/cardvault/cardvault/store"
 	"github.com/cardvault/cardvault/store/memstore"
 	"github.com/cardvault/cardvault/store/storetest"
 )
 
 var background = context.Background()
-
-// A recorder is a test that may fail without failing its parent.
-type recorder struct {
-	testing.TB
-	mu       sync.Mutex
-	messages []string
-}
-
-func (r *recorder) Helper()                           {}
-func (r *recorder) Logf(string, ...any)               {}
-func (r *recorder) Error(args ...any)                 { r.fail(fmt.Sprint(args...)) }
-func (r *recorder) Errorf(format string, args ...any) { r.fail(fmt.Sprintf(format, args...)) }
-func (r *recorder) Failed() bool                      { return len(r.failures()) > 0 }
-
-func (r *recorder) Fatal(args ...any) {
-	r.fail(fmt.Sprint(args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) Fatalf(format string, args ...any) {
-	r.fail(fmt.Sprintf(format, args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) fail(message string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.messages = append(r.messages, message)
-}
-
-func (r *recorder) failures() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.messages)
-}
-
-// record runs a check and returns its failures.
-func record(t testing.TB, check func(t testing.TB)) []string {
-	r := &recorder{TB: t}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() {
-			if value := recover(); value != nil {
-				r.fail(fmt.Sprintf("panic: %v", value))
-			}
-		}()
-		check(r)
-	}()
-	<-done
-	return r.failures()
-}
 
 // A mutant is a store with a fault in one of its methods. A nil method is the store's own.
 type mutant struct {
@@ -1298,33 +1246,18 @@ func sorting(compare func(a, b *store.Record) int) func(store.ReadTx, *store.Que
 
 // Every rule must detect its faults.
 func TestRulesCanFail(t *testing.T) {
-	unproved := storetest.Names()
+	noticed := contract.Faults(t, storetest.Names())
 	for _, c := range mutants {
-		unproved = slices.DeleteFunc(unproved, func(name string) bool { return name == c.rule })
-		check := func(t *testing.T) {
+		noticed(c.rule, c.fault, func(t *testing.T) []string {
 			m := &mutant{Store: memstore.New()}
+			t.Cleanup(func() {
+				if err := m.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+					t.Error(err)
+				}
+			})
 			c.seed(m)
-			failures := record(t, func(t testing.TB) { storetest.Check(t, c.rule, m) })
-			if len(failures) == 0 {
-				t.Errorf("%s did not notice that %s", c.rule, c.fault)
-			}
-			for _, failure := range failures[:min(3, len(failures))] {
-				t.Log(failure)
-			}
-			if err := m.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
-				t.Error(err)
-			}
-		}
-
-		// These rules wait for the fault to show: in a bubble it always does, at once.
-		if c.rule == "CloseWaits" || c.rule == "Watch" {
-			inBubble := check
-			check = func(t *testing.T) { synctest.Test(t, inBubble) }
-		}
-		t.Run(c.rule+"/"+c.fault, check)
-	}
-	if len(unproved) > 0 {
-		t.Errorf("no fault proves that these rules can fail: %v", unproved)
+			return contract.Record(t, func(t testing.TB) { storetest.Check(t, c.rule, m) })
+		})
 	}
 }
 
@@ -1444,7 +1377,7 @@ func TestCanary(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			failures := record(t, func(rec testing.TB) {
+			failures := contract.Record(t, func(rec testing.TB) {
 				s := storetest.Canary(rec, memstore.New(), []byte(pan), []byte(name))
 				_ = s.Update(background, c.fn)
 			})
@@ -1467,12 +1400,12 @@ func reverse(s string) string {
 }
 
 func TestCanaryNeedsSomethingToSee(t *testing.T) {
-	failures := record(t, func(t testing.TB) { storetest.Canary(t, memstore.New(), []byte("123")) })
+	failures := contract.Record(t, func(t testing.TB) { storetest.Canary(t, memstore.New(), []byte("123")) })
 	if len(failures) != 1 {
 		t.Errorf("a value that occurs by chance: %v, want a failure", failures)
 	}
 	var cleanup func()
-	failures = record(t, func(t testing.TB) {
+	failures = contract.Record(t, func(t testing.TB) {
 		storetest.Canary(&cleaner{t, &cleanup}, memstore.New(), []byte("1234"))
 		cleanup()
 	})
