@@ -211,7 +211,7 @@ func offer(ctx context.Context, dir string, v *cardvault.Vault, log *slog.Logger
 func listen(addr string, log *slog.Logger) (net.Listener, error) {
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; -addr takes another address", err)
 	}
 	if a, ok := listener.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
 		log.Warn("any client that reaches this address can use the page and its API", "addr", a)
