@@ -159,19 +159,24 @@ func (c *cli) auditVerify() *cobra.Command {
 type proofFlags struct{ keys, kept, known []string }
 
 func (p *proofFlags) add(cmd *cobra.Command, more string) {
-	cmd.Flags().StringArrayVar(&p.keys, "public-key", nil, "`key` of the vault, of audit public-keys, each one with a flag"+more)
+	cmd.Flags().StringArrayVar(&p.keys, "public-key", nil, "`keys` of the vault, as audit public-keys prints them"+more)
 	cmd.Flags().StringArrayVar(&p.kept, "checkpoints", nil, "`path` of checkpoints that a sink has kept: a file of JSON objects, or a folder of such files")
 	cmd.Flags().StringArrayVar(&p.known, "known-break", nil, "`break` that was looked into, as audit verify names it, each with a flag")
 }
 
+var errPublicKey = misuseError{errors.New("--public-key must be keys of 64 hexadecimal digits, as audit public-keys prints them")}
+
 func (p *proofFlags) read() (*audit.VerifyOptions, error) {
 	opts := new(audit.VerifyOptions)
-	for _, text := range p.keys {
+	for _, text := range strings.Fields(strings.Join(p.keys, " ")) {
 		key, err := hex.DecodeString(text)
 		if err != nil || len(key) != ed25519.PublicKeySize {
-			return nil, misuseError{errors.New("--public-key must be 64 hexadecimal digits, of audit public-keys")}
+			return nil, errPublicKey
 		}
 		opts.PublicKeys = append(opts.PublicKeys, key)
+	}
+	if len(p.keys) > 0 && len(opts.PublicKeys) == 0 {
+		return nil, errPublicKey
 	}
 
 	for _, path := range p.kept {

@@ -223,7 +223,7 @@ func questions(ts *testscript.TestScript, _ bool, args []string) {
 	page, err := os.ReadFile(filepath.Join(docs, args[0]))
 	ts.Check(err)
 	commands := regexp.MustCompile("`((?:vaultctl|grep|head) .+?)`")
-	capitals := regexp.MustCompile(`\b(DIR|FILE|FORMER|LOG|KEY|ID|TOKEN)\b`)
+	capitals := regexp.MustCompile(`\b(DIR|FILE|FORMER|LOG|KEYS|ID|TOKEN)\b`)
 	n := 0
 	for row := range strings.Lines(string(page)) {
 		cells := strings.Split(strings.ReplaceAll(row, `\|`, "\x00"), "|")
@@ -338,11 +338,7 @@ func edit(ts *testscript.TestScript, _ bool, args []string) {
 
 // verify verifies an export with the public keys in a file: verify log keys
 func verify(ts *testscript.TestScript, _ bool, args []string) {
-	line := []string{"audit", "verify", args[0]}
-	for _, key := range strings.Fields(ts.ReadFile(args[1])) {
-		line = append(line, "--public-key", key)
-	}
-	ts.Check(ts.Exec("vaultctl", line...))
+	ts.Check(ts.Exec("vaultctl", "audit", "verify", args[0], "--public-key", ts.ReadFile(args[1])))
 }
 
 // checkpoints writes the checkpoints of an export into a file: checkpoints log kept
