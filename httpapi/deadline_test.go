@@ -9,46 +9,18 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cardvault/cardvault/httpapi"
+	"github.com/cardvault/cardvault/internal/bubble"
 	"github.com/cardvault/cardvault/store"
 )
-
-// A pipeListener listens in memory, where a bubble of synctest controls time.
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return pipeAddr{} }
-
-type pipeAddr struct{}
-
-func (pipeAddr) Network() string { return "pipe" }
-func (pipeAddr) String() string  { return "pipe" }
 
 // serve serves h until the test ends, without any timeout of the server's own. It returns a
 // function that opens a connection.
 func serve(t *testing.T, h http.Handler) (dial func() net.Conn) {
-	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	l := bubble.Listen()
 	s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
@@ -64,11 +36,26 @@ func serve(t *testing.T, h http.Handler) (dial func() net.Conn) {
 		time.Sleep(time.Second) // net/http lingers on connections that it closes
 	})
 	return func() net.Conn {
-		client, server := net.Pipe()
-		l.conns <- server
+		client, err := l.Dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { client.Close() })
 		return client
 	}
+}
+
+// over returns a client of one connection that dial opens.
+func over(t *testing.T, dial func() net.Conn, http2 bool) *http.Transport {
+	transport := &http.Transport{
+		DialContext:     func(context.Context, string, string) (net.Conn, error) { return dial(), nil },
+		MaxConnsPerHost: 1,
+		Protocols:       new(http.Protocols),
+	}
+	transport.Protocols.SetHTTP1(!http2)
+	transport.Protocols.SetUnencryptedHTTP2(http2)
+	t.Cleanup(transport.CloseIdleConnections)
+	return transport
 }
 
 // write sends text in the background, since the other side may have stopped reading.
@@ -316,13 +303,7 @@ func TestSlowBodyHTTP2(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				r := newRig(t, nil, nil)
-				dial := serve(t, r.handler)
-				transport := &http.Transport{
-					Protocols:   new(http.Protocols),
-					DialContext: func(context.Context, string, string) (net.Conn, error) { return dial(), nil },
-				}
-				transport.Protocols.SetUnencryptedHTTP2(true)
-				defer transport.CloseIdleConnections()
+				transport := over(t, serve(t, r.handler), true)
 				body, feed := io.Pipe()
 				go func() { _, _ = feed.Write([]byte("{")) }()
 				req, err := http.NewRequestWithContext(t.Context(), "POST", "http://x"+test.path, body)
