@@ -63,7 +63,7 @@ func (a *ambush) shop(t *testing.T, when string, refusals int, http2 bool, takes
 	transport := over(t, a.dial, http2)
 	do := func(method, path, body string) *answer {
 		t.Helper()
-		for {
+		for tries := 0; ; tries++ {
 			req, err := http.NewRequestWithContext(t.Context(), method, "http://vault"+path, strings.NewReader(body))
 			if err != nil {
 				t.Fatal(err)
@@ -79,7 +79,7 @@ func (a *ambush) shop(t *testing.T, when string, refusals int, http2 bool, takes
 				t.Fatal(err)
 			}
 			seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-			if err != nil {
+			if err != nil || tries == 10 {
 				return &answer{resp.StatusCode, resp.Header, string(text)}
 			}
 			time.Sleep(time.Duration(seconds) * time.Second)
