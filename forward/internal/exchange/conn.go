@@ -78,14 +78,17 @@ func (c *Client) take(ctx context.Context) (*connection, error) {
 // park keeps a connection for the next request. It is read from meanwhile: an idle
 // connection has nothing to say, except that it ends.
 func (c *Client) park(conn *connection) {
+	conn.woken = make(chan bool, 1)
+	// Before another call can take it: that ends the time by a deadline of its own.
+	sound := conn.SetDeadline(time.Now().Add(idleTimeout)) == nil
+
 	c.mu.Lock()
-	keep := !c.closed && len(c.idle) < maxIdle
+	keep := sound && !c.closed && len(c.idle) < maxIdle
 	if keep {
-		conn.woken = make(chan bool, 1)
 		c.idle = append(c.idle, conn)
 	}
 	c.mu.Unlock()
-	if !keep || conn.SetDeadline(time.Now().Add(idleTimeout)) != nil {
+	if !keep {
 		_ = conn.Close()
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -283,6 +284,48 @@ func TestEndedConnection(t *testing.T) {
 	if status, _, err := send(t, client, request("x")); status != 204 || err != nil || connections.Load() != 1 {
 		t.Errorf("status is %d, %v, after %d connections", status, err, connections.Load())
 	}
+}
+
+// A meddler calls a function before it gets a deadline.
+type meddler struct {
+	net.Conn
+	before func()
+}
+
+func (m *meddler) SetDeadline(at time.Time) error {
+	m.before()
+	return m.Conn.SetDeadline(at)
+}
+
+// TestTakenAtOnce: a request that comes while a connection is put aside does not wait for its
+// idle time.
+func TestTakenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dials := 0
+		client := New(Config{
+			Origin: &url.URL{Scheme: "http", Host: "psp.example"},
+			Dial:   func(context.Context, string, string) (net.Conn, error) { dials++; return nil, io.EOF },
+		})
+		near, far := net.Pipe()
+		defer far.Close()
+		start, taken := time.Now(), make(chan error, 1)
+		conn := newConnection(&meddler{near, func() {
+			go func() {
+				_, err := client.take(t.Context())
+				taken <- err
+			}()
+			synctest.Wait()
+		}})
+		conn.source.left = math.MaxInt
+
+		client.park(conn)
+		if err := <-taken; err == nil || dials != 1 || time.Since(start) != 0 {
+			t.Errorf("a connection that was not yet idle was taken: %v, after %v", err, time.Since(start))
+		}
+		if got, err := client.take(t.Context()); got != conn || err != nil || time.Since(start) != 0 {
+			t.Errorf("the idle connection was not taken: %v, after %v", err, time.Since(start))
+		}
+	})
 }
 
 func idle(c *Client) int {
