@@ -30,6 +30,11 @@ var (
 // certificate that is verified. See Options.AllowPlaintext.
 var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs TLS, with a verified certificate")
 
+// ErrOwner is returned by Migrate for a schema that exists and in which others may replace what
+// the vault executes: a role that owns it or may create in it is neither a superuser, nor the
+// role of the pool or one of which that is a member. Make that role the owner, and revoke CREATE.
+var ErrOwner = errors.New("pgstore: another role owns the schema or may create in it")
+
 // ErrNotMigrated is returned by New for a database without the tables of this version.
 // Call Migrate first.
 var ErrNotMigrated = errors.New("pgstore: the database is not migrated")
@@ -53,7 +58,7 @@ func plain(err error) error {
 		return nil
 	case ok:
 		return fmt.Errorf("pgstore: PostgreSQL refuses with SQLSTATE %s", pg.Code)
-	case unfit(err), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case unfit(err), errors.Is(err, ErrOwner), errors.Is(err, ErrPartitions), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
 	if connect, ok := errors.AsType[*pgconn.ConnectError](err); ok {

@@ -43,8 +43,8 @@ const newest = 3
 // Migrate brings the tables in the default schema, or in Options.Schema, up to this
 // version. It does nothing if they are, may be called by many processes at once, and
 // changes all or nothing. The role of the pool needs the right to create a schema, or to
-// create in it if it exists; New needs none of these. It returns store.ErrFormat if a newer
-// version has migrated the schema. With Options.Partitions it divides the tables of a new
+// create in it if it exists; New needs none of these. It returns ErrOwner if others may change
+// the schema, and store.ErrFormat if a newer version has migrated it. With Options.Partitions it divides the tables of a new
 // schema, and returns ErrPartitions if the schema has others.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := opts.check(pool); err != nil {
@@ -87,6 +87,10 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 	if err := execScript(ctx, tx, schema, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL lock_timeout = '10s'`); err != nil {
 		return err
 	}
+	found, err := schemaOwned(ctx, tx, schema)
+	if err != nil {
+		return err
+	}
 	at, err := schemaVersion(ctx, tx, schema)
 	if err != nil {
 		return err
@@ -96,10 +100,6 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 		return fmt.Errorf("%w: the schema has version %d, this program knows %d", store.ErrFormat, at, to)
 	}
 	if at == 0 {
-		var found bool
-		if err := tx.QueryRow(ctx, builtIn("SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"), schema).Scan(&found); err != nil {
-			return err
-		}
 		script := `CREATE TABLE "cardvault".migrations (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT pg_catalog.now())`
 		if !found {
 			script = `CREATE SCHEMA "cardvault"; ` + script
@@ -129,6 +129,27 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 		}
 	}
 	return nil
+}
+
+// schemaOwned reports whether the schema exists. It returns ErrOwner if another role can replace
+// its functions, perhaps because it has made the schema beforehand.
+func schemaOwned(ctx context.Context, tx pgx.Tx, schema string) (found bool, err error) {
+	var others bool
+	// A superuser is a member of all roles, and trusts superusers alone. pg_database_owner stands
+	// for the owner of the database.
+	err = tx.QueryRow(ctx, builtIn(`SELECT pg_catalog.count(*) > 0, pg_catalog.count(*) > pg_catalog.count(o.oid)
+		FROM pg_catalog.pg_namespace n
+		CROSS JOIN LATERAL (SELECT n.nspowner AS role UNION ALL SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) a WHERE a.privilege_type = 'CREATE') x
+		LEFT JOIN pg_catalog.pg_roles named ON named.oid = x.role AND named.rolname = 'pg_database_owner'
+		LEFT JOIN pg_catalog.pg_database d ON named.oid IS NOT NULL AND d.datname = pg_catalog.current_database()
+		LEFT JOIN pg_catalog.pg_roles me ON me.rolname = current_user
+		LEFT JOIN pg_catalog.pg_roles o ON o.oid = coalesce(d.datdba, x.role)
+			AND (o.rolsuper OR o.oid = me.oid OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER'))
+		WHERE n.nspname = $1`), schema).Scan(&found, &others)
+	if err == nil && others {
+		err = ErrOwner
+	}
+	return found, err
 }
 
 // execScript runs statements without parameters, in which "cardvault" stands for the schema.

@@ -27,10 +27,10 @@ func ways(c *pgx.ConnConfig) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
 }
 
-// verified reports whether TLS proves with whom: with sslmode=require it does not, unless
-// there is an sslrootcert.
+// verified reports whether TLS proves with whom. sslmode=require and verify-ca do not, unless
+// there is an sslrootcert: verify-ca ignores the name, and the roots of the system sign for all.
 func verified(c *tls.Config) bool {
-	return c != nil && (!c.InsecureSkipVerify || c.VerifyConnection != nil || c.VerifyPeerCertificate != nil)
+	return c != nil && (!c.InsecureSkipVerify || c.VerifyConnection != nil || c.VerifyPeerCertificate != nil && c.RootCAs != nil)
 }
 
 // local reports whether a connection stays on this host. That localhost does, is seen

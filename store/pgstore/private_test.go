@@ -55,6 +55,7 @@ func TestPlaintext(t *testing.T) {
 		"postgres://u:p@db.example/v?sslmode=prefer":                                                       true,
 		"postgres://u:p@db.example/v":                                                                      true,
 		"postgres://u:p@db.example/v?sslmode=require":                                                      true,
+		"postgres://u:p@db.example/v?sslmode=verify-ca":                                                    true,
 		"postgres://u:p@db.example/v?sslmode=verify-full":                                                  false,
 		"postgres://u:p@db.example/v?sslmode=require&sslrootcert=" + root:                                  false,
 		"postgres://u:p@db.example/v?sslmode=verify-ca&sslrootcert=" + root:                                false,
