@@ -446,22 +446,11 @@ func (v *Vault) claimOfAccount(ctx context.Context, j *jobs.Job) error {
 
 // newRetention returns the job, due now.
 func (v *Vault) newRetention(ctx context.Context) (*store.Record, error) {
-	r := &store.Record{Kind: kindRetention, ID: v.rows.ID, Account: v.rows.ID, Due: now(), Version: 1}
-	err := v.rows.View(ctx, func(tx store.ReadTx) error {
-		former, err := tx.Get(kindRetention, v.rows.ID)
-		if errors.Is(err, store.ErrNotFound) {
-			r.Version = 1
-			return nil
-		}
-		if err == nil {
-			r.Version = former.Version + 1
-		}
-		return err
-	})
+	r, err := v.onlyJob(ctx, kindRetention)
 	if err != nil {
 		return nil, err
 	}
-	return r, v.rows.SealShown(r, tlv.Pad(nil, 64, 0))
+	return r, v.rows.SealShown(r, tlv.Encode(new(retention).fields))
 }
 
 // A standing holds the fields of an account that calls look at each time.

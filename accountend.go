@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/rowkey"
+	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -39,8 +39,13 @@ func newCloser(v *Vault) *removal.Closer {
 				return false, nil
 			}
 			of := v.of(r.Account)
-			err := of.deleteToken(ctx, deletion{id: of.rows.Mask(kindToken, r.ID), row: r.ID, op: opDelete})
-			if errors.Is(err, ErrNotFound) { // it has lapsed, and its rest is erased as any record
+			id := of.rows.Mask(kindToken, r.ID)
+			err := of.deleteToken(ctx, deletion{id: id, row: r.ID, op: opDelete})
+			switch {
+			case errors.Is(err, ErrNotFound): // it has lapsed, and its rest is erased as any record
+				return false, nil
+			case errors.Is(err, ErrDamaged):
+				v.log.Error("a token of a closed account cannot be read: its network token may be left at the network", "token", id, "error", err)
 				return false, nil
 			}
 			return true, err
@@ -76,14 +81,23 @@ const (
 	retentionPause = time.Hour // at most, between two looks at the oldest token
 )
 
-// A retention is the job that deletes the tokens of an account at an age. It keeps nothing.
-type retention struct{}
+// A retention is the job that deletes the tokens of an account at an age.
+type retention struct{ from uuid.UUID } // row key to go on from
 
-func decodeRetention([]byte) (retention, error) { return retention{}, nil }
+func (r *retention) fields(f *tlv.Fields) { tlv.ID(f, 1, &r.from) }
+
+func decodeRetention(plain []byte) (*retention, error) {
+	var f tlv.Fields
+	f.From(plain)
+	r := new(retention)
+	r.fields(&f)
+	return r, ledger.FieldsError(&f)
+}
 
 // retain deletes the next tokens of the account that are older than its retention, as Delete
-// does. It is done in the order of their import.
-func (v *Vault) retain(ctx context.Context, j *jobs.Job, _ retention) error {
+// does. It is done in the order of their import. A token that cannot be read stays, since an
+// edited row may be another account's, and keeps no other.
+func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *retention) error {
 	a, err := v.Account(ctx)
 	if err != nil {
 		return err
@@ -93,20 +107,24 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, _ retention) error {
 	}
 
 	at := now()
-	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
+	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Min: job.from, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
 	if list == nil {
 		return err
 	}
-	var deleted atomic.Int64
 	err = jobs.Each(list.Records, func(r *store.Record) error {
 		if ledger.Foreign(r) {
 			return nil
 		}
-		err := v.deleteToken(ctx, deletion{id: v.rows.Mask(kindToken, r.ID), row: r.ID, op: opRetain, reason: receive.ReasonExpired})
+		id := v.rows.Mask(kindToken, r.ID)
+		err := v.ledger.Authentic(ctx, r)
+		if err == nil {
+			err = v.deleteToken(ctx, deletion{id: id, row: r.ID, op: opRetain, reason: receive.ReasonExpired})
+		}
 		switch {
-		case err == nil:
-			deleted.Add(1)
 		case errors.Is(err, ErrNotFound): // it has lapsed
+			return nil
+		case errors.Is(err, ErrDamaged):
+			v.log.Error("a token at the end of its retention stays: it cannot be read", "token", id, "error", err)
 			return nil
 		}
 		return err
@@ -115,9 +133,10 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, _ retention) error {
 		return fmt.Errorf("tokens at the end of their retention are not all deleted: %w", err)
 	}
 
-	j.Record.Due = at
-	if len(list.Records) < retentionBatch || deleted.Load() == 0 {
-		j.Record.Due = at.Add(min(retentionPause, a.TokenRetention))
+	if n := len(list.Records); n == retentionBatch {
+		j.Record.Due, job.from = at, rowkey.Above(list.Records[n-1].ID)
+	} else {
+		j.Record.Due, job.from = at.Add(min(retentionPause, a.TokenRetention)), uuid.Nil
 	}
-	return v.jobs.Again(ctx, j.Record, j.Plain)
+	return v.jobs.Again(ctx, j.Record, tlv.Encode(job.fields))
 }

@@ -51,24 +51,10 @@ func decodeBackfill(plain []byte) (*backfill, error) {
 // newBackfill returns the job that asks for network tokens for all tokens of the
 // account, from the first.
 func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
-	r := &store.Record{Kind: kindBackfill, ID: v.rows.ID, Account: v.rows.ID, Due: now(), Version: 1}
-
-	err := v.rows.View(ctx, func(tx store.ReadTx) error {
-		former, err := tx.Get(kindBackfill, v.rows.ID)
-		switch {
-		case errors.Is(err, store.ErrNotFound):
-			r.Version = 1
-		case err == nil:
-			r.Version = former.Version + 1
-		default:
-			return err
-		}
-		return nil
-	})
+	r, err := v.onlyJob(ctx, kindBackfill)
 	if err != nil {
 		return nil, err
 	}
-
 	b := &backfill{began: r.Due}
 	return r, v.rows.SealShown(r, b.encode())
 }
@@ -82,7 +68,7 @@ func (v *Vault) backfill(ctx context.Context, j *jobs.Job, b *backfill) error {
 	q := &store.Query{Kind: kindToken, Account: v.rows.ID, Min: b.from, Live: now(), Limit: backfillBatch}
 	q.Classes = classes(nil, []network.Status{network.NotAvailable}, nil)
 	list, err := v.rows.List(ctx, q)
-	if err != nil {
+	if list == nil { // beside a list, err is of rows that say they are another account's
 		return err
 	}
 

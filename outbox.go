@@ -59,7 +59,7 @@ func (s outboxSource) Receivers(ctx context.Context, account uuid.UUID) (*outbox
 		return nil, err
 	}
 	all, err := v.rows.List(ctx, &store.Query{Kind: kindWebhook, Account: account, Limit: MaxWebhooks})
-	if err != nil {
+	if all == nil {
 		return nil, err
 	}
 

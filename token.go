@@ -717,7 +717,7 @@ type deletion struct {
 	op      ledger.Operation
 	reason  receive.EventReason // of its event; "": there is no event
 	card    *store.Record
-	net     *store.Record // of its network token; nil if absent
+	net     *store.Record // of its network token; nil if absent, without a version if the store cannot read it
 }
 
 // read reads the records of the token. If the token is absent its record is empty: nothing
@@ -732,8 +732,11 @@ func (d *deletion) read(ctx context.Context) error {
 			return err
 		}
 		d.net, err = tx.Get(kindNetworkToken, d.row)
-		if errors.Is(err, store.ErrNotFound) {
+		switch {
+		case errors.Is(err, store.ErrNotFound):
 			d.net, err = nil, nil
+		case ledger.Unreadable(err):
+			d.net, err = new(store.Record), nil
 		}
 		return err
 	})
@@ -768,7 +771,7 @@ func (d *deletion) run(ctx context.Context) error {
 	}
 
 	err := v.eraser.Delete(ctx, v.rows, d.op, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
-		if err := unchanged(tx, kindToken, row, d.card); err != nil {
+		if err := ledger.Unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}
 		if event != nil {
@@ -776,7 +779,7 @@ func (d *deletion) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
+		if err := ledger.Unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
 			return err
 		}
 		tx.Delete(kindNetworkToken, row)
@@ -794,22 +797,6 @@ func (d *deletion) run(ctx context.Context) error {
 		}
 	}
 	return err
-}
-
-// unchanged returns store.ErrConflict unless a record has the version that was read, or is
-// still absent if read is nil.
-func unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Record) error {
-	switch r, err := tx.Get(kind, row); {
-	case errors.Is(err, store.ErrNotFound) && read == nil:
-		return nil
-	case errors.Is(err, store.ErrNotFound):
-		return store.ErrConflict
-	case err != nil:
-		return err
-	case read == nil || r.Version != read.Version:
-		return store.ErrConflict
-	}
-	return nil
 }
 
 // dropNetworkToken returns the writes of a deletion for its network token: its release,

@@ -76,6 +76,23 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 	}
 }
 
+// onlyJob returns a job of a kind of which an account has one. It is due now, takes the place of
+// the former one, and is not sealed.
+func (v *Vault) onlyJob(ctx context.Context, kind store.Kind) (*store.Record, error) {
+	r := &store.Record{Kind: kind, ID: v.rows.ID, Account: v.rows.ID, Due: now()}
+	err := v.rows.View(ctx, func(tx store.ReadTx) error {
+		former, err := tx.Get(kind, r.ID)
+		switch {
+		case err == nil:
+			r.Version = former.Version + 1
+		case errors.Is(err, store.ErrNotFound):
+			r.Version, err = 1, nil
+		}
+		return err
+	})
+	return r, err
+}
+
 // Run does the background work of the vault until ctx ends: it provisions network tokens
 // and keeps them up to date, receives the notices of networks that are a [network.Feeder],
 // submits cards to the account updater and receives its outcomes, passes events on, seals

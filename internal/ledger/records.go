@@ -194,6 +194,24 @@ func Same(tx store.ReadTx, r *store.Record) (bool, error) {
 	return err == nil && is.Version == r.Version, err
 }
 
+// Unchanged returns store.ErrConflict unless a record has the version that was read, is still
+// absent if read is nil, or still cannot be read by the store if read has no version.
+func Unchanged(tx store.ReadTx, kind store.Kind, row uuid.UUID, read *store.Record) error {
+	switch r, err := tx.Get(kind, row); {
+	case errors.Is(err, store.ErrNotFound) && read == nil:
+		return nil
+	case errors.Is(err, store.ErrNotFound):
+		return store.ErrConflict
+	case Unreadable(err) && read != nil && read.Version == 0:
+		return nil
+	case err != nil:
+		return err
+	case read == nil || r.Version != read.Version:
+		return store.ErrConflict
+	}
+	return nil
+}
+
 // Again reads a record once more.
 func Again(tx store.ReadTx, r *store.Record) (*store.Record, error) {
 	return where(tx, r).Get(r.Kind, r.ID)
