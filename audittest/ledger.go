@@ -115,7 +115,7 @@ func (s *ledgerSuite) part(t testing.TB, chain []*audit.Checkpoint, first, last 
 
 func (s *ledgerSuite) appends(t testing.TB, ledger audit.Ledger, what string, p *audit.Part) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := ledger.Append(ctx, p); err != nil {
 		t.Fatalf("Append of %s = %v, want nil", what, err)

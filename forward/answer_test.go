@@ -388,11 +388,9 @@ func TestReason(t *testing.T) {
 
 // TestDrip: an answer that does not end is given up when the time is over.
 func TestDrip(t *testing.T) {
-	var arrived atomic.Bool
 	// On a slow machine the time may pass before the request arrives.
-	for timeout := 200 * time.Millisecond; !arrived.Load(); timeout *= 2 {
+	for timeout := 200 * time.Millisecond; ; timeout *= 2 {
 		l := open(t, func(w http.ResponseWriter, r *http.Request) {
-			arrived.Store(true)
 			for {
 				if _, err := w.Write([]byte(" ")); err != nil {
 					return
@@ -406,12 +404,13 @@ func TestDrip(t *testing.T) {
 			}
 		}, func(d *forward.Destination) { d.Timeout = timeout })
 		_, err := l.do(t, charge, nil)
-		if !arrived.Load() {
+		if l.requests.Load() == 0 {
 			continue
 		}
 		if !errors.Is(err, cardvault.ErrProviderTimeout) || !errors.Is(err, forward.ErrOutcomeUnknown) {
-			t.Fatalf("error is %v", err)
+			t.Errorf("error is %v", err)
 		}
+		return
 	}
 }
 
@@ -437,6 +436,19 @@ func TestAnswerIsOnce(t *testing.T) {
 // TestKeptAnswers: what an account keeps of answers in a day is bounded. Beyond that a
 // repetition has the status, and the payment is still made once.
 func TestKeptAnswers(t *testing.T) {
+	day := time.Now().UTC().Day()
+	err := keptAnswers(t)
+	if time.Now().UTC().Day() != day { // what may be kept has begun anew
+		err = keptAnswers(t)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// keptAnswers returns what is wrong, and may be so because a day has begun meanwhile.
+func keptAnswers(t *testing.T) error {
+	t.Helper()
 	l := open(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 4000)) }, nil)
 	other, err := l.vault.CreateAccount(t.Context(), "other", nil)
 	if err != nil {
@@ -459,12 +471,12 @@ func TestKeptAnswers(t *testing.T) {
 			}
 			whole := i < 2 || repeated == 0
 			if a.StatusCode != 200 || a.Replayed != (repeated == 1) || a.Truncated == whole || (len(a.Body) == 4000) != whole || (len(a.Header) > 0) != whole {
-				t.Errorf("answer %d, repeated: %d: %d bytes, header %v, %+v", i, repeated, len(a.Body), a.Header, a)
+				return fmt.Errorf("answer %d, repeated: %d: %d bytes, header %v, %+v", i, repeated, len(a.Body), a.Header, a)
 			}
 		}
 	}
 	if n := strings.Count(l.log.String(), "POST 200, kept in short"); n != 2 || l.requests.Load() != 4 {
-		t.Errorf("the log names %d answers, after %d requests", n, l.requests.Load())
+		return fmt.Errorf("the log names %d answers, after %d requests", n, l.requests.Load())
 	}
 
 	opts := &forward.CallOptions{IdempotencyKey: "1"}
@@ -476,6 +488,7 @@ func TestKeptAnswers(t *testing.T) {
 	if _, err := forward.New(l.vault, nil, &forward.Options{KeptAnswers: -1}); err == nil {
 		t.Error("a negative limit is taken")
 	}
+	return nil
 }
 
 // TestAllowance: it begins anew each day.

@@ -86,8 +86,8 @@ func main() {
 	}
 }
 
-// shutdownTimeout limits running requests once the server stops.
-const shutdownTimeout = 10 * time.Second
+// shutdownTimeout limits running requests once the server stops. It is longer in tests.
+var shutdownTimeout = 10 * time.Second
 
 func run(ctx context.Context, c config, stdout, stderr io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: c.logLevel}))

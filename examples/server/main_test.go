@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 		plain()
 		return
 	default:
+		shutdownTimeout = time.Minute
 		main()
 		return
 	}

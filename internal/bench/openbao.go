@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cardvault/cardvault/internal/bench/table"
+	"github.com/cardvault/cardvault/internal/realtest"
 )
 
 // peerGoals are the goals of the rows beside OpenBao. The vault has no features, except in
@@ -106,29 +106,29 @@ func (b *bench) startOpenBao(ctx context.Context, open *closers) (*caller, error
 		return nil, err
 	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	address := l.Addr().String()
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		return nil, err
+	var at [2]string // of the API and of the cluster
+	for i := range at {
+		address, release, err := realtest.Reserve()
+		if err != nil {
+			return nil, err
+		}
+		at[i] = address
+		open.later(func() error { release(); return nil })
 	}
 
 	config := filepath.Join(dir, "config.hcl")
-	err = os.WriteFile(config, fmt.Appendf(nil, `storage "raft" {
+	err := os.WriteFile(config, fmt.Appendf(nil, `storage "raft" {
 	path = %q
 	node_id = "bench"
 }
 listener "tcp" {
 	address = %q
-	cluster_address = "127.0.0.1:%d"
+	cluster_address = %q
 	tls_disable = true
 }
 api_addr = "http://%s"
-cluster_addr = "https://127.0.0.1:%d"
-`, filepath.Join(dir, "data"), address, port+1, address, port+1), 0o600)
+cluster_addr = "https://%s"
+`, filepath.Join(dir, "data"), at[0], at[1], at[0], at[1]), 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ cluster_addr = "https://127.0.0.1:%d"
 		return err
 	})
 
-	c := &caller{address: address, header: "X-Vault-Token"}
+	c := &caller{address: at[0], header: "X-Vault-Token"}
 	open.later(func() error { c.close(); return nil })
 	return c, c.unseal()
 }
@@ -184,7 +184,7 @@ func (c *caller) unseal() error {
 	return nil
 }
 
-// eventually calls f until it succeeds, for at most half a minute.
+// eventually calls f until it succeeds, for at most a minute.
 func eventually(f func() error) (err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if err = f(); err == nil {

@@ -30,7 +30,7 @@ const connections = 256
 
 // Bounds of the time of a request, and of the bytes that one read adds to a body.
 const (
-	patience = 30 * time.Second
+	patience = time.Minute
 	largest  = 8 << 20
 )
 

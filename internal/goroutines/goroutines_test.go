@@ -8,10 +8,12 @@ import (
 )
 
 func TestSlowGoroutines(t *testing.T) {
-	go time.Sleep(3 * time.Second)
+	end := make(chan struct{})
+	go func() { <-end }()
 	if goleak.Find() == nil {
 		t.Fatal("goleak waits longer itself")
 	}
+	time.AfterFunc(3*time.Second, func() { close(end) })
 	patient{tests(0)}.Run()
 	if err := goleak.Find(); err != nil {
 		t.Error(err)

@@ -13,12 +13,21 @@ import (
 // there restarts.
 func Address(t testing.TB) string {
 	t.Helper()
-	p, err := reserve()
+	address, release, err := Reserve()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.release)
-	return p.addr()
+	t.Cleanup(release)
+	return address
+}
+
+// Reserve returns an address as [Address] does. It stays reserved until release is called.
+func Reserve() (address string, release func(), err error) {
+	p, err := reserve()
+	if err != nil {
+		return "", nil, err
+	}
+	return p.addr(), p.release, nil
 }
 
 // A place is a reserved port.

@@ -404,7 +404,7 @@ func folder(folders []string, programs ...string) (string, error) {
 func command(ctx context.Context, dir, path string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C", "PGCONNECT_TIMEOUT=10"}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C", "PGCONNECT_TIMEOUT=60"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: unprivileged()}
 	return cmd
 }

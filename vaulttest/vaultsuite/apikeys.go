@@ -229,6 +229,7 @@ func apiKeyLastUse(t *testing.T, s store.Store) {
 	a, b, ctx := vaultOn(t, spy, nil), vaultOn(t, spy, nil), t.Context()
 	key, unused, brief, gone := keyFrom(t, a, uuid.Nil), keyFrom(t, a, uuid.Nil), keyFrom(t, a, uuid.Nil), keyFrom(t, a, uuid.Nil)
 	hour := time.Now().UTC().Truncate(time.Hour)
+	sameHour := func() bool { return time.Now().UTC().Truncate(time.Hour).Equal(hour) }
 	use := func(v *cardvault.Vault, k *cardvault.APIKey) {
 		t.Helper()
 		for range 50 {
@@ -251,7 +252,7 @@ func apiKeyLastUse(t *testing.T, s store.Store) {
 	if n := spy.wrote(func() { use(a, key); use(b, key) }); n != 0 {
 		t.Errorf("uses have written %d times", n)
 	}
-	if n := spy.wrote(func() { noError(t, a.Drain(ctx)); noError(t, b.Drain(ctx)) }); n != 1 {
+	if n := spy.wrote(func() { noError(t, a.Drain(ctx)); noError(t, b.Drain(ctx)) }); n != 1 && sameHour() {
 		t.Errorf("two processes have written a use %d times", n)
 	}
 	if at := last(b, key); at.Before(key.CreatedAt) || at.After(time.Now()) || !at.Equal(key.CreatedAt) && at.Before(hour) {
@@ -266,7 +267,7 @@ func apiKeyLastUse(t *testing.T, s store.Store) {
 	fails(t, "a wrong text", errorOf(a.Authenticate(ctx, string(text[:len(text)-1]))), cardvault.ErrUnauthenticated)
 	use(a, gone)
 	noError(t, a.DeleteAPIKey(ctx, gone.ID))
-	if n := spy.wrote(func() { noError(t, a.Drain(ctx)) }); n != 0 && time.Now().UTC().Truncate(time.Hour).Equal(hour) {
+	if n := spy.wrote(func() { noError(t, a.Drain(ctx)) }); n != 0 && sameHour() {
 		t.Errorf("the use of a revoked key has written %d times", n)
 	}
 

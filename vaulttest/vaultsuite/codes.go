@@ -83,7 +83,7 @@ func securityCode(t *testing.T, s store.Store) {
 	without := importCard(t, v, testCard(1), nil)
 	session := must(v.CreateSession(ctx, nil))(t)
 	tokenized := must(v.Tokenize(ctx, session.ID, coded(2, "7373")))(t)
-	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: 30 * time.Second}))(t)
+	short := must(v.CreateSession(ctx, &cardvault.SessionOptions{TokenTTL: 9 * time.Minute}))(t)
 	brief := must(v.Tokenize(ctx, short.ID, coded(3, "999")))(t)
 
 	hasCode(t, "imported", v, with.ID, "737")

@@ -248,7 +248,7 @@ func eventsRefused(t *testing.T, s store.Store) {
 		t.Errorf("%d writes and %d attempts while events are held back", wrote, attempts)
 	}
 
-	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(5*time.Minute)
 	defer poll.Stop()
 	for len(sink.Events()) < 4 {
 		select {
@@ -334,7 +334,7 @@ func inOrder(t *testing.T, vaults []*cardvault.Vault, arrived func() []*cardvaul
 		return err
 	})
 
-	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(5*time.Minute)
 	defer poll.Stop()
 	for len(arrived()) < tokens*(1+updates) {
 		select {

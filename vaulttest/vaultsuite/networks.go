@@ -55,7 +55,7 @@ func artOf(t testing.TB, v *cardvault.Vault, token uuid.UUID) []byte {
 // eventually drains v until done. Work that failed is tried again within a second.
 func eventually(t testing.TB, v *cardvault.Vault, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); {
+	for end := time.Now().Add(5 * time.Minute); !done(); {
 		if time.Now().After(end) {
 			t.Fatal("the work of the vault does not end")
 		}

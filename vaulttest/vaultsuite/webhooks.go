@@ -424,7 +424,7 @@ func deliveriesRefused(t *testing.T, s store.Store) {
 	}
 
 	rename(t, v, token, "b")
-	poll, patience := time.NewTicker(20*time.Millisecond), time.After(30*time.Second)
+	poll, patience := time.NewTicker(20*time.Millisecond), time.After(5*time.Minute)
 	defer poll.Stop()
 	for len(mail.at(receiver)) < 4 {
 		select {

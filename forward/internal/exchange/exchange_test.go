@@ -53,7 +53,7 @@ func request(body string) *Request {
 // send sends a request and returns the status and the body of the answer.
 func send(t testing.TB, c *Client, r *Request) (int, string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	resp, err := c.Do(ctx, r)
 	if err != nil {
