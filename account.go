@@ -12,6 +12,7 @@ import (
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/listing"
+	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/replay"
 	"github.com/cardvault/cardvault/internal/rowkey"
 	"github.com/cardvault/cardvault/internal/rule"
@@ -196,7 +197,7 @@ func (v *Vault) UpdateAccount(ctx context.Context, u AccountUpdate) (_ *Account,
 			writes = append(writes, fill)
 		}
 		if u.TokenRetention != nil && *u.TokenRetention != 0 {
-			if retain, err = v.newRetention(ctx); err != nil {
+			if retain, err = v.onlyJob(ctx, kindRetention, func(time.Time) []byte { return new(removal.Retention).Encode() }); err != nil {
 				return nil, err
 			}
 			writes = append(writes, retain)
@@ -354,7 +355,7 @@ func (v *Vault) ThawAccount(ctx context.Context) (_ *Account, err error) {
 // CloseAccount ends the account of this handle for ever. From then on all calls inside it are
 // ErrNotFound and its API keys ErrUnauthenticated, as surely as FreezeAccount refuses them.
 // [Vault.Run] erases everything that the account had, without events, and deletes its network
-// tokens at their networks, which has to succeed. Then it looks through the store again: State
+// tokens at their networks, which has to succeed, except for one whose record cannot be read. Then it looks through the store again: State
 // is AccountClosed once nothing was found. The operation account.closed of the audit log and a line
 // in the log say so. [Vault.Verify] reports records that are there later.
 //
@@ -442,15 +443,6 @@ func (v *Vault) claimOfAccount(ctx context.Context, j *jobs.Job) error {
 		j.Record.Due, j.Wait = now().Add(rest), true
 	}
 	return err
-}
-
-// newRetention returns the job, due now.
-func (v *Vault) newRetention(ctx context.Context) (*store.Record, error) {
-	r, err := v.onlyJob(ctx, kindRetention)
-	if err != nil {
-		return nil, err
-	}
-	return r, v.rows.SealShown(r, tlv.Encode(new(retention).fields))
 }
 
 // A standing holds the fields of an account that calls look at each time.

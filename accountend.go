@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cardvault/cardvault/internal/jobs"
 	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/removal"
 	"github.com/cardvault/cardvault/internal/rowkey"
-	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/receive"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -35,20 +35,17 @@ func newCloser(v *Vault) *removal.Closer {
 		Awaited: []store.Kind{kindRelease},
 		Kinds:   erased,
 		Erase: func(ctx context.Context, r *store.Record) (bool, error) {
-			if r.Kind != kindToken {
-				return false, nil
-			}
 			of := v.of(r.Account)
-			id := of.rows.Mask(kindToken, r.ID)
-			err := of.deleteToken(ctx, deletion{id: id, row: r.ID, op: opDelete})
 			switch {
-			case errors.Is(err, ErrNotFound): // it has lapsed, and its rest is erased as any record
-				return false, nil
-			case errors.Is(err, ErrDamaged):
-				v.log.Error("a token of a closed account cannot be read: its network token may be left at the network", "token", id, "error", err)
-				return false, nil
+			case r.Kind == kindNetworkToken: // without its token, which could not be read
+				return true, of.deleteOrphan(ctx, r)
+			case r.Kind == kindToken && r.Version > 0:
+				err := of.deleteToken(ctx, deletion{id: of.rows.Mask(kindToken, r.ID), row: r.ID, op: opDelete})
+				if !errors.Is(err, ErrNotFound) { // else it has lapsed, and its rest is erased as any record
+					return true, err
+				}
 			}
-			return true, err
+			return false, nil
 		},
 		End: func(ctx context.Context, account uuid.UUID, also func(store.Tx) error) error {
 			if err := reportClosed(ctx, v.core, account); err != nil {
@@ -81,23 +78,10 @@ const (
 	retentionPause = time.Hour // at most, between two looks at the oldest token
 )
 
-// A retention is the job that deletes the tokens of an account at an age.
-type retention struct{ from uuid.UUID } // row key to go on from
-
-func (r *retention) fields(f *tlv.Fields) { tlv.ID(f, 1, &r.from) }
-
-func decodeRetention(plain []byte) (*retention, error) {
-	var f tlv.Fields
-	f.From(plain)
-	r := new(retention)
-	r.fields(&f)
-	return r, ledger.FieldsError(&f)
-}
-
 // retain deletes the next tokens of the account that are older than its retention, as Delete
 // does. It is done in the order of their import. A token that cannot be read stays, since an
 // edited row may be another account's, and keeps no other.
-func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *retention) error {
+func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *removal.Retention) error {
 	a, err := v.Account(ctx)
 	if err != nil {
 		return err
@@ -107,24 +91,24 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *retention) error {
 	}
 
 	at := now()
-	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Min: job.from, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
+	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Min: job.From, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
 	if list == nil {
 		return err
 	}
+	var stay atomic.Int64
 	err = jobs.Each(list.Records, func(r *store.Record) error {
 		if ledger.Foreign(r) {
 			return nil
 		}
-		id := v.rows.Mask(kindToken, r.ID)
 		err := v.ledger.Authentic(ctx, r)
 		if err == nil {
-			err = v.deleteToken(ctx, deletion{id: id, row: r.ID, op: opRetain, reason: receive.ReasonExpired})
+			err = v.deleteToken(ctx, deletion{id: v.rows.Mask(kindToken, r.ID), row: r.ID, op: opRetain, reason: receive.ReasonExpired})
 		}
 		switch {
 		case errors.Is(err, ErrNotFound): // it has lapsed
 			return nil
-		case errors.Is(err, ErrDamaged):
-			v.log.Error("a token at the end of its retention stays: it cannot be read", "token", id, "error", err)
+		case ledger.RowDamaged(err):
+			stay.Add(1)
 			return nil
 		}
 		return err
@@ -132,11 +116,14 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *retention) error {
 	if err != nil {
 		return fmt.Errorf("tokens at the end of their retention are not all deleted: %w", err)
 	}
+	if n := stay.Load(); n > 0 {
+		v.log.Error("tokens stay at the end of their retention: they cannot be read", "account", v.rows.ID, "tokens", n)
+	}
 
 	if n := len(list.Records); n == retentionBatch {
-		j.Record.Due, job.from = at, rowkey.Above(list.Records[n-1].ID)
+		j.Record.Due, job.From = at, rowkey.Above(list.Records[n-1].ID)
 	} else {
-		j.Record.Due, job.from = at.Add(min(retentionPause, a.TokenRetention)), uuid.Nil
+		j.Record.Due, job.From = at.Add(min(retentionPause, a.TokenRetention)), uuid.Nil
 	}
-	return v.jobs.Again(ctx, j.Record, tlv.Encode(job.fields))
+	return v.jobs.Again(ctx, j.Record, job.Encode())
 }

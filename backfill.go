@@ -51,12 +51,7 @@ func decodeBackfill(plain []byte) (*backfill, error) {
 // newBackfill returns the job that asks for network tokens for all tokens of the
 // account, from the first.
 func (v *Vault) newBackfill(ctx context.Context) (*store.Record, error) {
-	r, err := v.onlyJob(ctx, kindBackfill)
-	if err != nil {
-		return nil, err
-	}
-	b := &backfill{began: r.Due}
-	return r, v.rows.SealShown(r, b.encode())
+	return v.onlyJob(ctx, kindBackfill, func(at time.Time) []byte { return (&backfill{began: at}).encode() })
 }
 
 // backfillBatch limits the tokens of one run of the job.

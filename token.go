@@ -736,7 +736,7 @@ func (d *deletion) read(ctx context.Context) error {
 		case errors.Is(err, store.ErrNotFound):
 			d.net, err = nil, nil
 		case ledger.Unreadable(err):
-			d.net, err = new(store.Record), nil
+			d.net, err = &store.Record{Kind: kindNetworkToken, ID: d.row, Account: d.vault.rows.ID}, nil
 		}
 		return err
 	})
@@ -754,23 +754,11 @@ func (d *deletion) run(ctx context.Context) error {
 		}
 	}
 
-	var freed *store.Record // the release of its network token
-	drop := func(store.Tx) error { return nil }
-	if d.net != nil {
-		n, err := v.openNetworkToken(ctx, d.net)
-		switch {
-		case err == nil:
-			freed, drop, err = v.dropNetworkToken(ctx, d.id, d.row, n, d.net.Due)
-		case errors.Is(err, ErrDamaged): // damaged tokens can be removed
-			v.log.Error("network token is left at the network: its record cannot be read", "token", d.id, "error", err)
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
+	freed, drop, err := d.free(ctx)
+	if err != nil {
+		return err
 	}
-
-	err := v.eraser.Delete(ctx, v.rows, d.op, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
+	err = v.eraser.Delete(ctx, v.rows, d.op, kindToken, d.id, func(tx store.Tx, row uuid.UUID) error {
 		if err := ledger.Unchanged(tx, kindToken, row, d.card); err != nil {
 			return err // perhaps there is a later event
 		}
@@ -779,10 +767,6 @@ func (d *deletion) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := ledger.Unchanged(tx, kindNetworkToken, row, d.net); err != nil || d.net == nil {
-			return err
-		}
-		tx.Delete(kindNetworkToken, row)
 		return drop(tx)
 	})
 
@@ -795,6 +779,44 @@ func (d *deletion) run(ctx context.Context) error {
 		if event != nil {
 			event.Written()
 		}
+	}
+	return err
+}
+
+// free returns the release of the network token, nil if there is none, and the writes of its end.
+func (d *deletion) free(ctx context.Context) (freed *store.Record, drop func(store.Tx) error, err error) {
+	v, rest := d.vault, func(store.Tx) error { return nil }
+	if d.net != nil {
+		n, err := v.openNetworkToken(ctx, d.net)
+		switch {
+		case err == nil:
+			freed, rest, err = v.dropNetworkToken(ctx, d.id, d.row, n, d.net.Due)
+		case errors.Is(err, ErrDamaged): // damaged tokens can be removed
+			v.log.Error("network token is left at the network: its record cannot be read", "token", d.id, "error", err)
+			err = nil
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	return freed, func(tx store.Tx) error {
+		if err := ledger.Unchanged(tx, kindNetworkToken, d.row, d.net); err != nil || d.net == nil {
+			return err
+		}
+		tx.Delete(kindNetworkToken, d.row)
+		return rest(tx)
+	}, nil
+}
+
+// deleteOrphan deletes a network token whose token is lost.
+func (v *Vault) deleteOrphan(ctx context.Context, net *store.Record) error {
+	d := &deletion{vault: v, id: v.rows.Mask(kindToken, net.ID), row: net.ID, net: net}
+	freed, drop, err := d.free(ctx)
+	if err == nil {
+		err = v.rows.Update(ctx, opDelete, drop)
+	}
+	if err == nil {
+		v.jobs.Due(freed)
 	}
 	return err
 }

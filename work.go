@@ -58,7 +58,7 @@ func (v *Vault) kinds() []jobs.Kind {
 		{Records: kindNetworkToken, Workers: workers(64, wired), Longest: calls, Leases: kindLease, Claim: v.claimNetworkToken, Do: v.advanceNetworkToken},
 		{Records: kindRelease, Workers: workers(16, wired), Longest: calls, Claim: v.claimRelease, Do: job(v, decodeRelease, (*Vault).releaseNow)},
 		{Records: kindBackfill, Workers: workers(4, wired), Longest: calls, Claim: v.claimOfAccount, Do: job(v, decodeBackfill, (*Vault).backfill)},
-		{Records: kindRetention, Workers: 4, Longest: workTime, Claim: v.claimOfAccount, Do: job(v, decodeRetention, (*Vault).retain)},
+		{Records: kindRetention, Workers: 4, Longest: workTime, Claim: v.claimOfAccount, Do: job(v, removal.DecodeRetention, (*Vault).retain)},
 		v.closer.Kind(),
 	}
 	return slices.Concat(own, v.renewals.Work(), v.outbox.Kinds(), []jobs.Kind{v.sealer.Kind()})
@@ -76,9 +76,9 @@ func job[T any](v *Vault, decode func([]byte) (T, error), do func(*Vault, contex
 	}
 }
 
-// onlyJob returns a job of a kind of which an account has one. It is due now, takes the place of
-// the former one, and is not sealed.
-func (v *Vault) onlyJob(ctx context.Context, kind store.Kind) (*store.Record, error) {
+// onlyJob returns a job of a kind of which an account has one, in the place of the former one. It
+// is due now, and holds what plain returns for that time.
+func (v *Vault) onlyJob(ctx context.Context, kind store.Kind, plain func(time.Time) []byte) (*store.Record, error) {
 	r := &store.Record{Kind: kind, ID: v.rows.ID, Account: v.rows.ID, Due: now()}
 	err := v.rows.View(ctx, func(tx store.ReadTx) error {
 		former, err := tx.Get(kind, r.ID)
@@ -90,7 +90,10 @@ func (v *Vault) onlyJob(ctx context.Context, kind store.Kind) (*store.Record, er
 		}
 		return err
 	})
-	return r, err
+	if err != nil {
+		return nil, err
+	}
+	return r, v.rows.SealShown(r, plain(r.Due))
 }
 
 // Run does the background work of the vault until ctx ends: it provisions network tokens
