@@ -43,9 +43,12 @@ const newest = 3
 // Migrate brings the tables in the default schema, or in Options.Schema, up to this
 // version. It does nothing if they are, may be called by many processes at once, and
 // changes all or nothing. The role of the pool needs the right to create a schema, or to
-// create in it if it exists; New needs none of these. It returns ErrOwner if others may change
-// the schema, and store.ErrFormat if a newer version has migrated it. With Options.Partitions it divides the tables of a new
-// schema, and returns ErrPartitions if the schema has others.
+// create in it if it exists. Only the role that owns the schema and what it contains, or a member
+// of that role, can call it later. New needs none of these rights.
+//
+// It returns ErrOwner if others may change the schema, and store.ErrFormat if a newer version
+// has migrated it. With Options.Partitions it divides the tables of a new schema, and returns
+// ErrPartitions if the schema has others.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	if err := opts.check(pool); err != nil {
 		return err
@@ -128,18 +131,24 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 			return err
 		}
 	}
-	return nil
+	_, err = schemaOwned(ctx, tx, schema) // default privileges may have given others rights in a new schema
+	return err
 }
 
 // schemaOwned reports whether the schema exists. It returns ErrOwner if another role can replace
-// its functions, perhaps because it has made the schema beforehand.
+// something in it, perhaps because it has made the schema beforehand.
 func schemaOwned(ctx context.Context, tx pgx.Tx, schema string) (found bool, err error) {
 	var others bool
 	// A superuser is a member of all roles, and trusts superusers alone. pg_database_owner stands
 	// for the owner of the database.
 	err = tx.QueryRow(ctx, builtIn(`SELECT pg_catalog.count(*) > 0, pg_catalog.count(*) > pg_catalog.count(o.oid)
 		FROM pg_catalog.pg_namespace n
-		CROSS JOIN LATERAL (SELECT n.nspowner AS role UNION ALL SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) a WHERE a.privilege_type = 'CREATE') x
+		CROSS JOIN LATERAL (
+			SELECT n.nspowner AS role
+			UNION SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) a WHERE a.privilege_type = 'CREATE'
+			UNION SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid
+			UNION SELECT p.proowner FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid
+		) x
 		LEFT JOIN pg_catalog.pg_roles named ON named.oid = x.role AND named.rolname = 'pg_database_owner'
 		LEFT JOIN pg_catalog.pg_database d ON named.oid IS NOT NULL AND d.datname = pg_catalog.current_database()
 		LEFT JOIN pg_catalog.pg_roles me ON me.rolname = current_user

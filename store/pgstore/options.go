@@ -26,7 +26,8 @@ type Options struct {
 	// AllowPlaintext accepts a connection without TLS that leaves the host, or one with an
 	// unverified certificate. By default only loopback and Unix sockets need no TLS.
 	// Migrate and New return ErrPlaintext if the URL has a host for which sslmode is not
-	// verify-full, or verify-ca with a root certificate of your own.
+	// verify-full, or verify-ca with a root certificate of your own. A tls.Config with checks of
+	// its own has them in VerifyConnection.
 	AllowPlaintext bool
 
 	// Logger receives what an operator should see. If nil, nothing is logged.
