@@ -501,7 +501,7 @@ func startLoad(p *sandboxtest.Program, clients int) *load {
 		l.group.Go(func() {
 			defer transport.CloseIdleConnections()
 			do := func(want int, method, path, body string) (answer map[string]any) {
-				status, answer, err := request(transport, key, method, p.BaseURL+path, body)
+				status, answer, err := patiently(transport, key, method, p.BaseURL+path, body)
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				l.served++
@@ -529,6 +529,19 @@ func startLoad(p *sandboxtest.Program, clients int) *load {
 		})
 	}
 	return l
+}
+
+// patiently repeats a request that has waited in vain for the database to take a write: on a busy
+// machine that is no fault of a replica, and nothing was done. A stopping one would say so at once.
+func patiently(transport *http.Transport, key, method, url, body string) (status int, answer map[string]any, err error) {
+	for range 5 {
+		begin := time.Now()
+		status, answer, err = request(transport, key, method, url, body)
+		if err != nil || answer["classifier"] != "SERVICE_UNAVAILABLE" || time.Since(begin) < 10*time.Second {
+			break
+		}
+	}
+	return status, answer, err
 }
 
 // stop ends the load and returns the number of served requests, and the failed ones.

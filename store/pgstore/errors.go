@@ -60,7 +60,8 @@ func plain(err error) error {
 		return nil
 	case ok:
 		return fmt.Errorf("pgstore: PostgreSQL refuses with SQLSTATE %s", pg.Code)
-	case unfit(err), errors.Is(err, ErrOwner), errors.Is(err, ErrPartitions), errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case unfit(err), errors.Is(err, errStale), errors.Is(err, ErrOwner), errors.Is(err, ErrPartitions),
+		errors.Is(err, store.ErrDamaged), errors.Is(err, store.ErrFormat), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
 	if connect, ok := errors.AsType[*pgconn.ConnectError](err); ok {
