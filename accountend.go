@@ -34,19 +34,7 @@ func newCloser(v *Vault) *removal.Closer {
 		Records: kindClosing,
 		Awaited: []store.Kind{kindRelease},
 		Kinds:   erased,
-		Erase: func(ctx context.Context, r *store.Record) (bool, error) {
-			of := v.of(r.Account)
-			switch {
-			case r.Kind == kindNetworkToken: // without its token, which could not be read
-				return true, of.deleteOrphan(ctx, r)
-			case r.Kind == kindToken && r.Version > 0:
-				err := of.deleteToken(ctx, deletion{id: of.rows.Mask(kindToken, r.ID), row: r.ID, op: opDelete})
-				if !errors.Is(err, ErrNotFound) { // else it has lapsed, and its rest is erased as any record
-					return true, err
-				}
-			}
-			return false, nil
-		},
+		Erase:   func(ctx context.Context, r *store.Record) (bool, error) { return eraseClosed(ctx, v.of(r.Account), r) },
 		End: func(ctx context.Context, account uuid.UUID, also func(store.Tx) error) error {
 			if err := reportClosed(ctx, v.core, account); err != nil {
 				return fmt.Errorf("the end of a closed account could not be passed on: %w", err)
@@ -57,6 +45,22 @@ func newCloser(v *Vault) *removal.Closer {
 			})
 		},
 	})
+}
+
+// eraseClosed erases a record of a closed account that needs more than its deletion.
+func eraseClosed(ctx context.Context, v *Vault, r *store.Record) (bool, error) {
+	d := deletion{vault: v, id: v.rows.Mask(kindToken, r.ID), row: r.ID, op: opDelete}
+	switch {
+	case r.Kind == kindNetworkToken: // without its token, which could not be read
+		d.net = r
+		return true, d.orphan(ctx)
+	case r.Kind == kindToken && r.Version > 0:
+		err := v.deleteToken(ctx, d)
+		if !errors.Is(err, ErrNotFound) { // else it has lapsed, and its rest is erased as any record
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 // reportClosed reports the end of an account to the sink before it is stored. The job that erases the
@@ -81,7 +85,7 @@ const (
 // retain deletes the next tokens of the account that are older than its retention, as Delete
 // does. It is done in the order of their import. A token that cannot be read stays, since an
 // edited row may be another account's, and keeps no other.
-func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *removal.Retention) error {
+func (v *Vault) retain(ctx context.Context, j *jobs.Job, held *removal.Retention) error {
 	a, err := v.Account(ctx)
 	if err != nil {
 		return err
@@ -91,7 +95,7 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *removal.Retention)
 	}
 
 	at := now()
-	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Min: job.From, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
+	list, err := v.rows.List(ctx, &store.Query{Kind: kindToken, Account: v.rows.ID, Min: held.From, Max: rowkey.Last(at.Add(-a.TokenRetention)), Limit: retentionBatch})
 	if list == nil {
 		return err
 	}
@@ -121,9 +125,9 @@ func (v *Vault) retain(ctx context.Context, j *jobs.Job, job *removal.Retention)
 	}
 
 	if n := len(list.Records); n == retentionBatch {
-		j.Record.Due, job.From = at, rowkey.Above(list.Records[n-1].ID)
+		j.Record.Due, held.From = at, rowkey.Above(list.Records[n-1].ID)
 	} else {
-		j.Record.Due, job.From = at.Add(min(retentionPause, a.TokenRetention)), uuid.Nil
+		j.Record.Due, held.From = at.Add(min(retentionPause, a.TokenRetention)), uuid.Nil
 	}
-	return v.jobs.Again(ctx, j.Record, job.Encode())
+	return v.jobs.Again(ctx, j.Record, held.Encode())
 }

@@ -788,10 +788,9 @@ func (d *deletion) free(ctx context.Context) (freed *store.Record, drop func(sto
 	v, rest := d.vault, func(store.Tx) error { return nil }
 	if d.net != nil {
 		n, err := v.openNetworkToken(ctx, d.net)
-		switch {
-		case err == nil:
+		if err == nil {
 			freed, rest, err = v.dropNetworkToken(ctx, d.id, d.row, n, d.net.Due)
-		case errors.Is(err, ErrDamaged): // damaged tokens can be removed
+		} else if errors.Is(err, ErrDamaged) { // damaged tokens can be removed
 			v.log.Error("network token is left at the network: its record cannot be read", "token", d.id, "error", err)
 			err = nil
 		}
@@ -799,6 +798,7 @@ func (d *deletion) free(ctx context.Context) (freed *store.Record, drop func(sto
 			return nil, nil, err
 		}
 	}
+
 	return freed, func(tx store.Tx) error {
 		if err := ledger.Unchanged(tx, kindNetworkToken, d.row, d.net); err != nil || d.net == nil {
 			return err
@@ -808,15 +808,14 @@ func (d *deletion) free(ctx context.Context) (freed *store.Record, drop func(sto
 	}, nil
 }
 
-// deleteOrphan deletes a network token whose token is lost.
-func (v *Vault) deleteOrphan(ctx context.Context, net *store.Record) error {
-	d := &deletion{vault: v, id: v.rows.Mask(kindToken, net.ID), row: net.ID, net: net}
+// orphan deletes the network token, whose token is lost.
+func (d *deletion) orphan(ctx context.Context) error {
 	freed, drop, err := d.free(ctx)
 	if err == nil {
-		err = v.rows.Update(ctx, opDelete, drop)
+		err = d.vault.rows.Update(ctx, d.op, drop)
 	}
 	if err == nil {
-		v.jobs.Due(freed)
+		d.vault.jobs.Due(freed)
 	}
 	return err
 }

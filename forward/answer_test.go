@@ -446,7 +446,7 @@ func TestKeptAnswers(t *testing.T) {
 	}
 }
 
-// keptAnswers returns what is wrong, and may be so because a day has begun meanwhile.
+// keptAnswers returns a fault that may be due to a day that has begun meanwhile.
 func keptAnswers(t *testing.T) error {
 	t.Helper()
 	l := open(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 4000)) }, nil)

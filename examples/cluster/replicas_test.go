@@ -531,8 +531,8 @@ func startLoad(p *sandboxtest.Program, clients int) *load {
 	return l
 }
 
-// patiently repeats a request that has waited in vain for the database to take a write: on a busy
-// machine that is no fault of a replica, and nothing was done. A stopping one would say so at once.
+// patiently repeats a request that has waited in vain for the database to take a write. A busy
+// machine causes that, and nothing was done. A stopping replica would say so at once.
 func patiently(transport *http.Transport, key, method, url, body string) (status int, answer map[string]any, err error) {
 	for range 5 {
 		begin := time.Now()

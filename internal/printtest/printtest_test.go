@@ -369,6 +369,7 @@ func TestPrint(t *testing.T) {
 		reflect.TypeFor[removal.Eraser](),
 		reflect.TypeFor[removal.Closing](),
 		reflect.TypeFor[removal.Closer](),
+		reflect.TypeFor[removal.Retention](),
 		reflect.TypeFor[renewal.Card](),
 		reflect.TypeFor[renewal.Config](),
 		reflect.TypeFor[renewal.Kinds](),

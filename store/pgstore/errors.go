@@ -32,9 +32,9 @@ var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs 
 
 // ErrOwner is returned by Migrate if others may replace what the vault executes. A role that owns
 // the schema or a table or function in it, or may create in it, has to be a superuser, the role
-// of the pool, or one of which that is a member. If the pool is a superuser's, only the first
-// counts. Drop the schema. If you trust what it contains, make the role of the pool the owner of
-// all, and revoke CREATE.
+// of the pool, or a role with that as a member. If the pool is a superuser's, only superusers
+// count. Drop the schema. If you trust all its contents, make the role of the pool their owner,
+// and revoke CREATE.
 var ErrOwner = errors.New("pgstore: another role owns the schema or may create in it")
 
 // ErrNotMigrated is returned by New for a database without the tables of this version.

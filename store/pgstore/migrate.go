@@ -43,7 +43,7 @@ const newest = 3
 // Migrate brings the tables in the default schema, or in Options.Schema, up to this
 // version. It does nothing if they are, may be called by many processes at once, and
 // changes all or nothing. The role of the pool needs the right to create a schema, or to
-// create in it if it exists. Only the role that owns the schema and what it contains, or a member
+// create in it if it exists. Only the role that owns the schema and its contents, or a member
 // of that role, can call it later. New needs none of these rights.
 //
 // It returns ErrOwner if others may change the schema, and store.ErrFormat if a newer version

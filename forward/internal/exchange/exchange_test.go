@@ -286,7 +286,7 @@ func TestEndedConnection(t *testing.T) {
 	}
 }
 
-// A meddler calls a function before it gets a deadline.
+// A meddler calls a function before a deadline is set.
 type meddler struct {
 	net.Conn
 	before func()
