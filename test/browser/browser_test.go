@@ -356,6 +356,13 @@ func (p *tab) allow(pattern string) {
 	p.allowed = append(p.allowed, regexp.MustCompile(pattern))
 }
 
+// refuses announces an answer with a status. Its body is not read, and may be cut off when the
+// component removes its frame.
+func (p *tab) refuses(status int) {
+	p.allow(fmt.Sprintf("status of %d", status))
+	p.allow(`^Fetch failed: net::ERR_ABORTED`)
+}
+
 // check fails the test for each unannounced problem.
 func (p *tab) check() {
 	if p.t.Failed() {

@@ -172,7 +172,7 @@ func TestExpiredSession(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		p := r.open(visit{session: uuid.NewString()})
-		p.allow(`status of 404`)
+		p.refuses(404)
 		p.wantFailure("session_expired", "new_session")
 		p.enter()
 		p.renew()
@@ -184,7 +184,7 @@ func TestExpiredSession(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		p := r.ready(visit{shop: r.abroad, attributes: `cardholder-name="optional"`})
-		p.allow(`status of 404`)
+		p.refuses(404)
 		p.fill("name", "A N Other")
 		p.enterCard(visa)
 		r.wire.set(only("POST", func(w http.ResponseWriter, req *http.Request, vault http.Handler) {
@@ -278,7 +278,7 @@ func TestRateLimit(t *testing.T) {
 	limit := say(429, `{"status":"429","classifier":"RATE_LIMITED","message":"…"}`, "Retry-After", "7")
 	r.wire.set(only("GET", limit))
 	p := r.open(visit{})
-	p.allow(`status of 429`)
+	p.refuses(429)
 	if d := p.wantFailure("rate_limited", "retry"); d.RetryAfter != 7 {
 		t.Errorf("retry after %d s", d.RetryAfter)
 	}
@@ -302,7 +302,7 @@ func TestPayloadRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	p := r.ready(visit{})
-	p.allow(`status of 422`)
+	p.refuses(422)
 	p.enterCard(visa)
 	r.wire.set(only("POST", func(w http.ResponseWriter, req *http.Request, vault http.Handler) {
 		req.Body = http.NoBody

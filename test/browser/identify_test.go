@@ -106,7 +106,7 @@ func TestWaitInVain(t *testing.T) {
 			b := new(bank)
 			b.say(wait)
 			p := r.identified(b, visit{})
-			p.allow(`status of 404`)
+			p.refuses(404)
 			r.wire.await(t, 2, "GET", "/sessions/")
 			r.wire.set(only("GET", test.answer))
 			p.wantFailure(test.reason, "new_session")

@@ -65,7 +65,7 @@ func TestStranger(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, nil)
 		p := r.open(visit{shop: r.home, copied: true, base: r.home.origin + "/nowhere", hurry: []int{10_000}})
-		p.allow(`status of 404`)
+		p.refuses(404)
 		p.wantFailure("unavailable", "check_setup")
 		// The right one is accepted without reloading the page.
 		p.do(`patient()`)
@@ -87,7 +87,7 @@ func TestForeignAccount(t *testing.T) {
 			own, foreign := where(r)
 			r.origins = []string{own.origin}
 			p := r.open(visit{shop: foreign})
-			p.allow(`status of 403`)
+			p.refuses(403)
 			p.wantFailure("unavailable", "check_setup")
 			if p.count("ready") != 0 {
 				t.Error("a session of another account is read")

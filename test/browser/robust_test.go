@@ -176,7 +176,7 @@ func TestOddAnswers(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, nil)
 			p := r.ready(visit{})
-			p.allow(`status of 409`)
+			p.refuses(409)
 			p.enterCard(visa)
 			r.wire.set(only("POST", test.answer))
 			p.submit()
@@ -327,7 +327,7 @@ func TestTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
 	p := r.ready(visit{})
-	p.allow(`status of 404`)
+	p.refuses(404)
 	status := `document.querySelector("#status").textContent`
 	// The same error a second time is announced again.
 	p.fill("number", "4111\t")

@@ -504,7 +504,7 @@ func (s *sandbox) testPaymentData() {
 	p.ready(id, "payment-data")
 	p.click("#token-%s [name=amount]", id)
 	p.edit("a", "selectAll")
-	p.allow(`status of 422`)
+	p.refuses(422)
 	p.keys("19.99" + kb.Enter)
 	p.text("#token-"+id+" .status.bad", "amount")
 	p.pills(declined, "active,code available")
@@ -532,7 +532,7 @@ func (s *sandbox) testScheme() {
 	p.act(id, "delete")
 	p.pills(id, "deleted,code available")
 	// That is final.
-	p.allow(`status of 409`)
+	p.refuses(409)
 	p.act(id, "provisions")
 	p.text("#token-"+id+" .status.bad", "does not allow this")
 
