@@ -155,6 +155,7 @@ func schemaOwned(ctx context.Context, tx pgx.Tx, schema string) (found bool, err
 		LEFT JOIN pg_catalog.pg_roles o ON o.oid = coalesce(d.datdba, x.role)
 			AND (o.rolsuper OR o.oid = me.oid OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER'))
 		WHERE n.nspname = $1`), schema).Scan(&found, &others)
+
 	if err == nil && others {
 		err = ErrOwner
 	}
