@@ -41,11 +41,8 @@ func (b *backfill) encode() []byte {
 }
 
 func decodeBackfill(plain []byte) (*backfill, error) {
-	var f tlv.Fields
-	f.From(plain)
 	b := new(backfill)
-	b.fields(&f)
-	return b, ledger.FieldsError(&f)
+	return b, ledger.Decode(plain, b.fields)
 }
 
 // newBackfill returns the job that asks for network tokens for all tokens of the

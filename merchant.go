@@ -365,10 +365,7 @@ func (m *Merchant) rotate(at, activateAt time.Time) PaymentSecret {
 // repeatedSecret returns the secret of an answer, which does not have its value.
 func repeatedSecret(answer []byte) (*PaymentSecret, error) {
 	s := &PaymentSecret{Replayed: true}
-	var f tlv.Fields
-	f.From(answer)
-	s.fields(&f)
-	return s, ledger.FieldsError(&f)
+	return s, ledger.Decode(answer, s.fields)
 }
 
 const (

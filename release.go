@@ -49,12 +49,10 @@ func (r *release) encode() []byte {
 }
 
 func decodeRelease(plain []byte) (*release, error) {
-	var f tlv.Fields
-	f.From(plain)
 	r := new(release)
-	r.fields(&f)
+	err := ledger.Decode(plain, r.fields)
 	r.ref.Network = r.network
-	return r, ledger.FieldsError(&f)
+	return r, err
 }
 
 // errReleasing is returned in a transaction that finds its network token about

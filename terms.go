@@ -52,10 +52,8 @@ func (c *core) hashes() map[store.Kind]ledger.Hashes {
 		},
 		kindMerchant: func(r *store.Record, plain []byte) ([][]byte, error) {
 			var m Merchant
-			var f tlv.Fields
-			f.From(plain)
-			m.fields(&f)
-			return merchants{c.ledger.In(r.Account)}.nameHashes(m.Name), ledger.FieldsError(&f)
+			err := ledger.Decode(plain, m.fields)
+			return merchants{c.ledger.In(r.Account)}.nameHashes(m.Name), err
 		},
 		kindNetworkToken: func(r *store.Record, plain []byte) ([][]byte, error) {
 			n, err := decodeNetworkToken(plain)

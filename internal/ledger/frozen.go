@@ -41,11 +41,8 @@ func RestorationOf(tx store.ReadTx) (*Restoration, error) {
 	if err != nil {
 		return nil, err
 	}
-	var f tlv.Fields
-	f.From(rec.Shown)
 	r := &Restoration{version: rec.Version}
-	r.fields(&f)
-	return r, FieldsError(&f)
+	return r, Decode(rec.Shown, r.fields)
 }
 
 func (r *Restoration) fields(f *tlv.Fields) {

@@ -330,10 +330,15 @@ func (l *Ledger) ReadFields(ctx context.Context, rec *store.Record, fields func(
 	if err != nil {
 		return err
 	}
+	return l.Named(rec, Decode(plain, fields))
+}
+
+// Decode reads fields. The error is ErrDamaged if these are none.
+func Decode(plain []byte, fields func(*tlv.Fields)) error {
 	var f tlv.Fields
 	f.From(plain)
 	fields(&f)
-	return l.Named(rec, FieldsError(&f))
+	return FieldsError(&f)
 }
 
 // ReadError returns ErrDamaged if a record did not hold fields.

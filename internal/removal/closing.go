@@ -88,10 +88,7 @@ func (c *Closer) Kind() jobs.Kind {
 // point, and goes on from where it was stored last.
 func (c *Closer) do(ctx context.Context, j *jobs.Job) error {
 	p := new(passage)
-	var f tlv.Fields
-	f.From(j.Plain)
-	p.fields(&f)
-	if err := ledger.FieldsError(&f); err != nil {
+	if err := ledger.Decode(j.Plain, p.fields); err != nil {
 		return err
 	}
 

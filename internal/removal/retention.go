@@ -18,9 +18,6 @@ func (r *Retention) Encode() []byte { return tlv.Encode(r.fields) }
 
 // DecodeRetention returns the job of a record.
 func DecodeRetention(plain []byte) (*Retention, error) {
-	var f tlv.Fields
-	f.From(plain)
 	r := new(Retention)
-	r.fields(&f)
-	return r, ledger.FieldsError(&f)
+	return r, ledger.Decode(plain, r.fields)
 }

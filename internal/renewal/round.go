@@ -81,11 +81,8 @@ func (p *place) fields(f *tlv.Fields, first byte) {
 func (r *round) encode() []byte { return tlv.Pad(tlv.Encode(r.fields), 64, 0) }
 
 func decodeRound(plain []byte) (*round, error) {
-	var f tlv.Fields
-	f.From(plain)
 	r := new(round)
-	r.fields(&f)
-	return r, ledger.FieldsError(&f)
+	return r, ledger.Decode(plain, r.fields)
 }
 
 // margin is the age of tokens that a round looks for. A younger one may not be stored yet, or

@@ -74,9 +74,6 @@ func (s *Spread) Encode() []byte {
 
 // Decode returns the spread that Encode wrote.
 func Decode(plain []byte) (*Spread, error) {
-	var f tlv.Fields
-	f.From(plain)
 	s := new(Spread)
-	s.fields(&f)
-	return s, ledger.FieldsError(&f)
+	return s, ledger.Decode(plain, s.fields)
 }

@@ -33,9 +33,9 @@ var ErrPlaintext = errors.New("pgstore: a connection that leaves the host needs 
 // ErrOwner is returned by Migrate if others may replace what the vault executes. A role that owns
 // the schema or a table or function in it, or may create in it, has to be a superuser, the role
 // of the pool, or a role with that as a member. If the pool is a superuser's, only superusers
-// count. Drop the schema. If you trust all its contents, make the role of the pool their owner,
-// and revoke CREATE.
-var ErrOwner = errors.New("pgstore: another role owns the schema or may create in it")
+// count. The error names the others, PUBLIC for every role. Drop the schema. If you trust all its
+// contents, make the role of the pool their owner, and revoke CREATE.
+var ErrOwner = errors.New("pgstore: other roles own the schema or something in it, or may create in it")
 
 // ErrNotMigrated is returned by New for a database without the tables of this version.
 // Call Migrate first.

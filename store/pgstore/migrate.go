@@ -138,10 +138,11 @@ func migrate(ctx context.Context, tx pgx.Tx, schema string, partitions int, file
 // schemaOwned reports whether the schema exists. It returns ErrOwner if another role can replace
 // something in it, perhaps because it has made the schema beforehand.
 func schemaOwned(ctx context.Context, tx pgx.Tx, schema string) (found bool, err error) {
-	var others bool
+	var others []string
 	// A superuser is a member of all roles, and trusts superusers alone. pg_database_owner stands
 	// for the owner of the database.
-	err = tx.QueryRow(ctx, builtIn(`SELECT pg_catalog.count(*) > 0, pg_catalog.count(*) > pg_catalog.count(o.oid)
+	err = tx.QueryRow(ctx, builtIn(`SELECT pg_catalog.count(*) > 0,
+			pg_catalog.array_agg(CASE WHEN x.role = 0 THEN 'PUBLIC' ELSE CAST(pg_catalog.pg_get_userbyid(x.role) AS pg_catalog.text) END) FILTER (WHERE o.oid IS NULL)
 		FROM pg_catalog.pg_namespace n
 		CROSS JOIN LATERAL (
 			SELECT n.nspowner AS role
@@ -156,8 +157,8 @@ func schemaOwned(ctx context.Context, tx pgx.Tx, schema string) (found bool, err
 			AND (o.rolsuper OR o.oid = me.oid OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER'))
 		WHERE n.nspname = $1`), schema).Scan(&found, &others)
 
-	if err == nil && others {
-		err = ErrOwner
+	if err == nil && len(others) > 0 {
+		err = fmt.Errorf("%w: %q", ErrOwner, others)
 	}
 	return found, err
 }

@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -55,6 +56,9 @@ func TestOwner(t *testing.T) {
 			err := pgstore.Migrate(t.Context(), pool(t, as(test.migrates)), &pgstore.Options{Schema: name})
 			if errors.Is(err, pgstore.ErrOwner) != test.refused || !test.refused && err != nil {
 				t.Errorf("a schema %s: Migrate = %v, want it refused: %t", test.what, err, test.refused)
+			}
+			if named := regexp.MustCompile(`: \["(owner_intern|pg_database_owner|PUBLIC)"\]$`); test.refused && !named.MatchString(fmt.Sprint(err)) {
+				t.Errorf("a schema %s: %v", test.what, err)
 			}
 		}
 	}
