@@ -34,11 +34,7 @@ func (b *backfill) fields(f *tlv.Fields) {
 	f.Bool(backfillAgain, &b.again)
 }
 
-func (b *backfill) encode() []byte {
-	var f tlv.Fields
-	b.fields(&f)
-	return tlv.Pad(f.Bytes(), 64, 0)
-}
+func (b *backfill) encode() []byte { return tlv.Encode(b.fields) }
 
 func decodeBackfill(plain []byte) (*backfill, error) {
 	b := new(backfill)

@@ -42,11 +42,7 @@ func (r *release) fields(f *tlv.Fields) {
 	f.Bool(releaseDone, &r.done)
 }
 
-func (r *release) encode() []byte {
-	var f tlv.Fields
-	r.fields(&f)
-	return tlv.Pad(f.Bytes(), 64, 0)
-}
+func (r *release) encode() []byte { return tlv.Encode(r.fields) }
 
 func decodeRelease(plain []byte) (*release, error) {
 	r := new(release)

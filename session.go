@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cardvault/cardvault/card"
@@ -653,19 +652,9 @@ func (s *session) fields(f *tlv.Fields) {
 	}
 }
 
-func (s *session) encode() []byte {
-	var f tlv.Fields
-	s.fields(&f)
-	return tlv.Pad(f.Bytes(), 64, 0)
-}
+func (s *session) encode() []byte { return tlv.Encode(s.fields) }
 
 func decodeSession(plain []byte) (*session, error) {
-	var f tlv.Fields
-	f.From(plain)
 	s := new(session)
-	s.fields(&f)
-	if f.Err() != nil {
-		return nil, fmt.Errorf("%w: session cannot be read", ErrDamaged)
-	}
-	return s, nil
+	return s, ledger.Decode(plain, s.fields)
 }

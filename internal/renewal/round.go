@@ -78,7 +78,7 @@ func (p *place) fields(f *tlv.Fields, first byte) {
 	tlv.Uint(f, first+3, &p.tries)
 }
 
-func (r *round) encode() []byte { return tlv.Pad(tlv.Encode(r.fields), 64, 0) }
+func (r *round) encode() []byte { return tlv.Encode(r.fields) }
 
 func decodeRound(plain []byte) (*round, error) {
 	r := new(round)

@@ -3,6 +3,7 @@ package reseal
 import (
 	"time"
 
+	"github.com/cardvault/cardvault/internal/ledger"
 	"github.com/cardvault/cardvault/internal/tlv"
 	"github.com/cardvault/cardvault/store"
 	"github.com/google/uuid"
@@ -50,15 +51,13 @@ func (r *round) fields(f *tlv.Fields) {
 	f.Bool(roundClean, &r.clean)
 }
 
-func (r *round) encode() []byte { return tlv.Pad(tlv.Encode(r.fields), 64, 0) }
+func (r *round) encode() []byte { return tlv.Encode(r.fields) }
 
 // decode returns the round that encode wrote. Anything else is a round that has not begun:
 // nothing is lost then but its place.
 func decode(plain []byte) *round {
-	var f tlv.Fields
-	f.From(plain)
 	r := new(round)
-	if r.fields(&f); f.Err() != nil {
+	if ledger.Decode(plain, r.fields) != nil {
 		return new(round)
 	}
 	return r

@@ -66,11 +66,7 @@ func (s *Spread) fields(f *tlv.Fields) {
 }
 
 // Encode returns what Decode reads.
-func (s *Spread) Encode() []byte {
-	var f tlv.Fields
-	s.fields(&f)
-	return tlv.Pad(f.Bytes(), 64, 0)
-}
+func (s *Spread) Encode() []byte { return tlv.Encode(s.fields) }
 
 // Decode returns the spread that Encode wrote.
 func Decode(plain []byte) (*Spread, error) {

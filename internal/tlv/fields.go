@@ -44,7 +44,8 @@ func (f *Fields) From(data []byte) {
 	f.err = r.Err()
 }
 
-// Encode returns the fields that a function writes, padded so that their length shows little.
+// Encode returns the fields that a function writes, padded to a multiple of 64 bytes so that
+// their length shows little.
 func Encode(fields func(*Fields)) []byte {
 	var f Fields
 	f.To(make([]byte, 0, 256)) // as much as most need
